@@ -38,7 +38,7 @@ from gateway.telemetry.call_log import OK, code_of
 from gateway.telemetry.call_path import CALL_PATH, CallPath, current_path
 from gateway.telemetry.error_texts import error_text
 from gateway.telemetry.upstream_metrics import EndpointAttempts
-from gateway.wire.retry_after import retry_after_s
+from gateway.wire.metadata import retry_after_s
 
 log = structlog.get_logger(__name__)
 

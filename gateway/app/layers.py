@@ -1,8 +1,8 @@
 """The layers of every chain, in the order in which a call passes them.
 
 `LAYERS` is the only place that decides the order: `build_chain` builds each chain from it, and
-`gateway.cli.layer_table` prints it. Layers of installed packages come where it says `PACKAGES`, and
-those that read tensors where it says `READERS`, if a chain has such a place.
+`gateway.cli.configuration` prints it. Layers of installed packages come where it says `PACKAGES`,
+and those that read tensors where it says `READERS`, if a chain has such a place.
 
 `app/chains` builds the layers that need objects of the gateway, by `LayerContext`. The table has a
 chain for a listener, a route, a target, an endpoint, and models that run in the gateway. Each chain
@@ -39,8 +39,8 @@ from gateway.quotas.parts import APPLY_QUOTAS
 from gateway.registry import layers
 from gateway.routing.balance import READINESS, STICKY_BY
 from gateway.routing.endpoint_keys import ENDPOINT_KEYS, check_hash_keys
-from gateway.routing.residency.layers import LOCAL_RESIDENCY_LAYER, RESIDENCY_LAYER
-from gateway.routing.rolling.layers import MODEL_CALLS_LAYER, ROLLING_LOAD_LAYER
+from gateway.routing.residency.settings import LOCAL_RESIDENCY_LAYER, RESIDENCY_LAYER
+from gateway.routing.rolling.settings import MODEL_CALLS_LAYER, ROLLING_LOAD_LAYER
 from gateway.service import Service, bound_call, bound_inference
 
 SHARED_MODEL: Final = "upstream model"

@@ -2,21 +2,24 @@
 
 import asyncio
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from types import MappingProxyType
+from typing import Annotated, Any, Final
 
 import typer
 import yaml
 
+from gateway.api.layer import Calls, Layer
 from gateway.app import check, explain_call
 from gateway.app.access.permissions import ExampleCall, ExplainedAccess, explain_access
 from gateway.app.build.route_rules import Explanation
+from gateway.app.chains.rows import End
 from gateway.app.check.config_warnings import warnings
 from gateway.app.check.here import check_here
 from gateway.app.check.unused_addresses import unused_addresses
+from gateway.app.layers import LAYERS, layers_of
 from gateway.cli.config_flags import ConfigArgument, ConfigOption, config_path
-from gateway.cli.layer_table import describe_layers
 from gateway.cli.output import (
     FAILED,
     WRONG_USAGE,
@@ -36,6 +39,15 @@ from gateway.config.yaml_tree import Problem
 from gateway.policies.access.operations import INFERENCE, OPERATIONS
 from gateway.policies.access.rules import Size
 from gateway.settings.units import parse_size
+
+_TITLES: Final[Mapping[str, str]] = MappingProxyType({"model": "model in process"})
+_PASSED: Final[Mapping[Calls, str]] = MappingProxyType(
+    {
+        Calls.ALL: "",
+        Calls.QUESTIONS: " (not for inference)",
+        Calls.INFERENCE: " (for inference only)",
+    }
+)
 
 
 def load_checked(path: Path, *, workers: int | None = None) -> LoadedConfig:
@@ -307,3 +319,17 @@ def _split(flag: str, text: str) -> tuple[str, str]:
     if not equals or not name:
         fail(f"{flag} is {text!r}; expected NAME=VALUE", WRONG_USAGE)
     return name.strip(), value.strip()
+
+
+def describe_layers() -> Iterator[str]:
+    """Yield the lines of a table of all chains."""
+    rows: dict[str, list[Layer | End]] = {
+        chain: [*layers_of(chain), *(row for row in LAYERS[chain] if isinstance(row, End))]
+        for chain in LAYERS
+    }
+    width = max(len(row.name) for each in rows.values() for row in each)
+    for chain, each in rows.items():
+        yield _TITLES.get(chain, chain)
+        for row in each:
+            passed = _PASSED[row.calls] if isinstance(row, Layer) else ""
+            yield f"  {row.name:{width}}  {row.purpose}{passed}"

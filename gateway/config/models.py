@@ -15,7 +15,6 @@ from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from gateway.config.access import ClientConfig, ClientName, SecurityConfig
 from gateway.config.admin import AdminConfig
-from gateway.config.cors import CorsConfig
 from gateway.config.limits import ClientLimitsConfig, MessageLimitsConfig, ServerLimitsConfig
 from gateway.config.permissions import QuotaConfig, QuotaStoreConfig
 from gateway.config.pipelines import PipelineConfig
@@ -34,6 +33,7 @@ from gateway.settings.fields import (
     Name,
     NameOf,
     Names,
+    Origin,
     OrText,
     Size,
     SocketAddress,
@@ -81,6 +81,15 @@ class PassthroughConfig(Model):
     @classmethod
     def _read_name(cls, value: object) -> object:
         return {"upstream": value} if isinstance(value, str) else value
+
+
+class CorsConfig(Model):
+    """Web pages of other origins that may use a listener over HTTP. They send no cookies."""
+
+    origins: tuple[Origin, ...] = Field(min_length=1)
+    """Origins as browsers send them, such as `https://app.example.com`. `*` means all."""
+    max_age: Duration = 600.0
+    """How long browsers remember that a page may send a request. Default: `10m`."""
 
 
 class ListenerConfig(Model):

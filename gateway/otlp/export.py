@@ -1,19 +1,22 @@
-"""The export of one process: started with the gateway, flushed when it stops."""
+"""The export of one process: started with the gateway, flushed when it stops; its log records."""
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
+from opentelemetry._logs import Logger, LogRecord, SeverityNumber
+from opentelemetry.context import Context
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import NonRecordingSpan, SpanContext, set_span_in_context
 
 from gateway import __version__
 from gateway.concurrency.own_thread import on_own_thread
 from gateway.config.telemetry import OtlpConfig
 from gateway.otlp.exporters import exporters, logger_provider, resource, tracer_provider
-from gateway.otlp.logs import LogExport
 from gateway.otlp.metrics import Collect, MetricsExport, interval_s
 from gateway.otlp.spans import CallSpans, TracedPath, record_with_trace
 from gateway.policies.observe import Recorder
@@ -24,6 +27,15 @@ _SCOPE: Final = "tensor_gateway"
 _FLUSH_S: Final = 3.0
 # They log each invalid header of a client.
 _PROPAGATORS: Final = ("opentelemetry.trace.propagation", "opentelemetry.baggage.propagation")
+_SEVERITIES: Final = {
+    "debug": SeverityNumber.DEBUG,
+    "info": SeverityNumber.INFO,
+    "warning": SeverityNumber.WARN,
+    "error": SeverityNumber.ERROR,
+    "critical": SeverityNumber.FATAL,
+}
+# They have fields of their own in a record.
+_FIELDS: Final = frozenset({"event", "level", "timestamp", "trace_id"})
 
 
 class Export:
@@ -96,3 +108,40 @@ async def _within(run: Callable[[], None], seconds: float) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await on_own_thread(run)
+
+
+class LogExport:
+    """Passes each line to a logger of OpenTelemetry.
+
+    Args:
+        logger: Exports the records.
+    """
+
+    def __init__(self, logger: Logger) -> None:
+        self._logger = logger
+
+    def __call__(self, line: Mapping[str, Any]) -> None:
+        """Export one line: the event is the body, and the other keys are attributes."""
+        level = line["level"]
+        self._logger.emit(
+            LogRecord(
+                timestamp=time.time_ns(),
+                context=_context(line.get("trace_id", "")),
+                severity_text=level,
+                severity_number=_SEVERITIES[level],
+                body=line["event"],
+                attributes={
+                    key: value if isinstance(value, str | bool | int | float) else str(value)
+                    for key, value in line.items()
+                    if key not in _FIELDS
+                },
+            )
+        )
+
+
+def _context(trace_id: str) -> Context:
+    """Return a context with the trace of a line, which names no span of it."""
+    if not trace_id:
+        return set_span_in_context(NonRecordingSpan(SpanContext(0, 0, is_remote=False)))
+    span = NonRecordingSpan(SpanContext(int(trace_id, 16), 0, is_remote=False))
+    return set_span_in_context(span)

@@ -1,12 +1,12 @@
 """Pipeline: a Service that runs a graph of models like one model.
 
-Steps pass tensors by reference and share the caller's deadline. The first step that fails makes the
-pipeline fail.
+Steps pass tensors by reference and share the caller's deadline. Each runs as soon as its inputs are
+available. The first failure makes the pipeline fail: it cancels all other steps and waits for them.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 import structlog
@@ -26,7 +26,6 @@ from gateway.ir.metadata import ModelMetadata
 from gateway.ir.tensor import Tensor
 from gateway.ir.validation import quote_names
 from gateway.pipelines.errors import STALE_METADATA_CODES, failure, mismatch
-from gateway.pipelines.executor import run_steps
 from gateway.pipelines.graph import REQUEST, Graph, Source, Step
 from gateway.pipelines.signature import MismatchError
 from gateway.pipelines.signature_cache import SignatureCache
@@ -39,6 +38,9 @@ R = TypeVar("R")
 
 Record = Callable[[Step, str, float], None]
 """Called after each step with "ok" or the error's code, and the duration in seconds."""
+
+Run = Callable[[Step], Coroutine[Any, Any, None]]
+"""Runs a step."""
 
 _NEEDS = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
 
@@ -223,3 +225,41 @@ def _read_only(tensor: Tensor) -> Tensor:
     array = data.array.view()
     array.flags.writeable = False
     return Tensor(tensor.name, tensor.datatype, tensor.shape, ArrayData(array), tensor.parameters)
+
+
+async def run_steps(steps: Sequence[Step], run: Run) -> None:
+    """Run *steps*, which include every step that one of them depends on.
+
+    Raises:
+        Exception: The error of the first step that failed; of several at once, the first in order.
+    """
+    waiting = {step.name: step for step in steps}
+    done: set[str] = set()
+    running: dict[asyncio.Task[None], Step] = {}
+    try:
+        while True:
+            ready = [one for one in waiting.values() if one.needs <= done]
+            for step in ready:
+                del waiting[step.name]
+            if len(ready) == 1 and not running:  # a single step needs no task
+                await run(ready[0])
+                done.add(ready[0].name)
+                continue
+            for step in ready:
+                running[asyncio.create_task(run(step), name=step.name)] = step
+            if not running:
+                return
+            await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            for task in [task for task in running if task.done()]:
+                done.add(running.pop(task).name)
+                task.result()
+    finally:
+        await _cancel(running)
+
+
+async def _cancel(tasks: dict[asyncio.Task[None], Step]) -> None:
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        # Ignore their errors: the caller gets the first error, or has cancelled.
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,23 +1,30 @@
-"""Health probes: check periodically whether an endpoint is ready."""
+"""Health probes: check periodically whether an endpoint is ready.
+
+A hung server accepts connections and replies to nothing. Without `UnresponsiveServer`, which then
+replies in its place, each call would wait for it until its deadline.
+"""
 
 import asyncio
 import itertools
 import time
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import structlog
 
 from gateway.concurrency.background import start_background
-from gateway.ir.calls import ServerMetadataRequest
+from gateway.ir.calls import Call, ServerMetadataRequest
 from gateway.ir.context import Context
-from gateway.ir.errors import DeadlineExceeded, GatewayError, Unsupported
+from gateway.ir.errors import DeadlineExceeded, GatewayError, Unavailable, Unsupported
 from gateway.ir.metadata import ServerMetadata
+from gateway.ir.streams import is_streaming
 from gateway.routing.endpoint import Endpoint
-from gateway.routing.unresponsive import UnresponsiveServer
 from gateway.service import Service
 from gateway.telemetry.error_texts import error_text
 
 log = structlog.get_logger(__name__)
+
+R = TypeVar("R")
 
 Report = Callable[[bool], None]
 Identify = Callable[[ServerMetadata | None], None]
@@ -194,3 +201,56 @@ class Prober:
             log.info("endpoint ready", **names)
         else:
             log.warning("endpoint not ready", reason=reason, **names)
+
+
+class UnresponsiveServer:
+    """Rejects calls at once, but sends one trial call per interval to the server.
+
+    Args:
+        name: The address of the server, for errors.
+        server: The service of the server.
+        on_response: Called when the server responds to a trial call, also with an error.
+        interval_s: Time between two trial calls.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        server: Service,
+        on_response: Callable[[], None],
+        *,
+        interval_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._name = name
+        self._server = server
+        self._on_response = on_response
+        self._interval_s = interval_s
+        self._clock = clock
+        self._next_trial = clock() + interval_s
+
+    async def __call__(self, call: Call[R], /) -> R:
+        """Reject *call*, unless it is a trial call.
+
+        Raises:
+            Unavailable: It is no trial call.
+            GatewayError: The error of the server.
+        """
+        now = self._clock()
+        if now < self._next_trial:
+            raise Unavailable(
+                f"endpoint {self._name!r} does not respond: its last probes had no response; "
+                f"the next call is sent in {self._next_trial - now:.1f} s",
+                model=call.model,
+            )
+        self._next_trial = now + self._interval_s
+        try:
+            reply = await self._server(call)
+        except GatewayError as error:
+            if error.origin is not None:
+                self._on_response()
+            raise
+        if not is_streaming(call):  # an open stream does not show that the server responds
+            self._on_response()
+        return reply

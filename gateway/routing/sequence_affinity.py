@@ -1,7 +1,8 @@
 """Sequence affinity: all requests of a sequence go to the same target or endpoint.
 
 Rendezvous hashing makes replicas of the gateway agree without communication. A bounded table keeps
-a sequence at its target or endpoint when the set of available ones changes.
+a sequence at its target or endpoint when the set of available ones changes. `FinishSequences` lets
+sequences end where they began, after a reload has changed the routes.
 """
 
 import hashlib
@@ -9,14 +10,20 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Final, TypeVar
 
+from gateway.ir.bounded_dict import BoundedDict
+from gateway.ir.calls import Call, sequence_of
 from gateway.ir.context import CallSequence, ModelRef
 from gateway.ir.errors import Unavailable
+from gateway.service import ReplyCoroutine, Service
 
 IDLE_S = 600.0
 """Default time without a request after which a sequence is forgotten."""
 
-_MAX_SEQUENCES = 65_536
+_MAX_SEQUENCES: Final = 65_536
+
+R = TypeVar("R")
 
 SequenceKey = tuple[str, int | str]
 """Name of the model and id of the sequence."""
@@ -157,3 +164,37 @@ def _score(name: str, key: str, weight: float) -> float:
     digest = hashlib.blake2b(f"{name}|{key}".encode(), digest_size=8).digest()
     share = (int.from_bytes(digest, "big") + 1) / ((1 << 64) + 1)
     return -weight / math.log(share)
+
+
+class FinishSequences:
+    """Sends the requests of sequences that began before to *previous*, and all other calls on.
+
+    Args:
+        inner: Handles calls outside of sequences, and sequences that start from now on.
+        previous: Handles all other sequences, until `end`.
+    """
+
+    def __init__(self, inner: Service, previous: Service) -> None:
+        self._inner = inner
+        self._previous: Service | None = previous
+        self._started: BoundedDict[tuple[str, int | str], None] = BoundedDict(_MAX_SEQUENCES)
+
+    def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
+        """Call the service of the call's sequence."""
+        if self._previous is not None:
+            sequence = sequence_of(call)
+            if sequence is not None and not self._is_new(call, sequence):
+                return self._previous(call)
+        return self._inner(call)
+
+    def end(self) -> None:
+        """Send all calls on from now on; idempotent."""
+        self._previous = None
+        self._started.clear()
+
+    def _is_new(self, call: Call[R], sequence: CallSequence) -> bool:
+        key = "" if call.model is None else call.model.name, sequence.id
+        if sequence.start:
+            self._started[key] = None
+            return True
+        return key in self._started

@@ -6,9 +6,12 @@ the cells of all its metrics by one key, and adds its times to a list. Full list
 each scrape, are counted at once.
 """
 
+import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from struct import pack
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -16,12 +19,12 @@ import numpy.typing as npt
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar
 from prometheus_client.utils import floatToGoString
 
 from gateway.telemetry import names
 from gateway.telemetry.call_log import OK, CallRecord
 from gateway.telemetry.call_path import INFERENCES
-from gateway.telemetry.exemplars import Exemplars
 from gateway.telemetry.families import HistogramFamily, counter_family, in_pieces
 from gateway.telemetry.rolling_stats import RollingStats
 from gateway.telemetry.upstream_metrics import BOUNDS_S
@@ -31,6 +34,7 @@ UNKNOWN: Final = "_unknown"
 Labels = tuple[str, str, str, str, str, str]
 """Route, model, protocol, kind, code and target of a call."""
 
+_NONE: Final[Mapping[int, Exemplar]] = MappingProxyType({})
 _UNCOUNTED: Final = 4 * 256
 _BOUNDS: Final[npt.NDArray[np.float64]] = np.array(BOUNDS_S)
 
@@ -244,3 +248,26 @@ def _add_times(
 
 def _family(metric: names.Metric, bounds: Sequence[str]) -> HistogramFamily:
     return HistogramFamily(metric.name, metric.help, metric.labels, bounds)
+
+
+class Exemplars:
+    """The exemplars of one metric, by the labels of its histograms: the latest call with a trace.
+
+    Each bucket has one. They are shown on the metrics page in the format of OpenMetrics only.
+
+    Args:
+        bounds: Upper bounds of the buckets, in ascending order.
+    """
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = tuple(bounds)
+        self._latest: dict[tuple[str, ...], dict[int, Exemplar]] = {}
+
+    def note(self, labels: tuple[str, ...], value: float, trace_id: str) -> None:
+        """Keep the trace of a call for the bucket of *value*."""
+        exemplar = Exemplar({"trace_id": trace_id}, value, round(time.time_ns() / 1e9, 3))
+        self._latest.setdefault(labels, {})[bisect_left(self._bounds, value)] = exemplar
+
+    def of(self, labels: tuple[str, ...]) -> Mapping[int, Exemplar]:
+        """Return the exemplars of a histogram by the place of their bucket."""
+        return self._latest.get(labels, _NONE)

@@ -1,9 +1,10 @@
-"""Gauges of the state of the gateway, whose values are read at each scrape."""
+"""Gauges of the state of the gateway, read at each scrape; and how late its event loop is."""
 
+import asyncio
 import weakref
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
@@ -13,6 +14,8 @@ from gateway.telemetry import names
 from gateway.telemetry.families import in_pieces
 
 T = TypeVar("T")
+
+_INTERVAL_S: Final = 0.5
 
 _Labels = tuple[tuple[str, str], ...]
 _Source = tuple[weakref.ref[Any], Callable[[Any], float]]
@@ -89,3 +92,31 @@ class InfoMetric(Collector):
         metric = Metric(self._metric.name, self._metric.help, "gauge")
         metric.add_sample(self._metric.name, self._read(), 1.0)
         yield metric
+
+
+class LoopLag:
+    """Measures the delay of a timer, twice a second.
+
+    Args:
+        report: Called with each delay, in seconds.
+    """
+
+    def __init__(self, report: Callable[[float], None]) -> None:
+        self._report = report
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Start to measure."""
+        loop = asyncio.get_running_loop()
+        due = loop.time() + _INTERVAL_S
+        self._timer = loop.call_at(due, self._on_timer, loop, due)
+
+    def stop(self) -> None:
+        """Stop measuring; idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _on_timer(self, loop: asyncio.AbstractEventLoop, due: float) -> None:
+        self._report(max(0.0, loop.time() - due))
+        self.start()

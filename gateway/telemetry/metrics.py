@@ -6,7 +6,7 @@ has served it, up to a maximum number of labels; all others become `_unknown`.
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from prometheus_client import (
     CollectorRegistry,
@@ -29,7 +29,6 @@ from gateway.telemetry.families import LabelledSeries, counter_family, in_pieces
 from gateway.telemetry.gauges import InfoMetric, LabelledGauges
 from gateway.telemetry.model_counts import ModelCounts
 from gateway.telemetry.model_usage import Usage
-from gateway.telemetry.pipeline_metrics import StepMetrics
 from gateway.telemetry.rolling_stats import RollingStats
 from gateway.telemetry.upstream_metrics import (
     BOUNDS_S,
@@ -213,3 +212,23 @@ class _WatchedCounter(Collector):
             list(self._read().items()),
             lambda family, each: family.add_metric(*each),
         )
+
+
+class Named(Protocol):
+    """A pipeline step."""
+
+    @property
+    def name(self) -> str: ...  # noqa: D102
+
+
+class StepMetrics:
+    """Counts steps and their durations, by pipeline, step and code."""
+
+    def __init__(self, registry: CollectorRegistry, buckets: tuple[float, ...]) -> None:
+        self._duration = LabelledSeries(
+            registry, names.PIPELINE_STEP_DURATION, Histogram, buckets=buckets
+        )
+
+    def record(self, pipeline: str, step: Named, code: str, seconds: float) -> None:
+        """Count an executed step; *code* is "ok" or the error code's value."""
+        self._duration.labels(pipeline, step.name, code).observe(seconds)

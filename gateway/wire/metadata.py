@@ -6,14 +6,18 @@ those whose names the carrier cannot write, and those of one message or connecti
 carrier writes, such as names of people, are percent-encoded: a server must not take a header that
 is lost for one that was never sent.
 
+`retry_after_s` reads when a server wants a refused call again.
+
 A Context has text only.  The bytes of gRPC metadata whose key ends with "-bin" are base64 in it, as
 in the headers of HTTP.
 """
 
+import math
 import re
 from base64 import b64decode, b64encode
 from binascii import Error as Base64Error
 from collections.abc import Iterator, Sequence
+from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from typing import Any, Final, TypeVar
 
@@ -22,11 +26,22 @@ from gateway.ir.calls import Call, words_of
 from gateway.ir.context import HOP_BY_HOP_HEADERS, REQUEST_ID, Context, Need, Origin
 from gateway.ir.errors import GatewayError, InternalError
 from gateway.ir.texts import field_text
-from gateway.wire.grpc import GrpcRequest, Metadata
-from gateway.wire.http import Buffer, ExtendedHeaders, Headers, HttpRequest, is_printable_ascii
+from gateway.wire.grpc import GrpcRequest, GrpcResponse, Metadata
+from gateway.wire.http import (
+    Buffer,
+    ExtendedHeaders,
+    Headers,
+    HttpRequest,
+    HttpResponse,
+    is_printable_ascii,
+)
 from gateway.wire.request_id import header_request_id, metadata_request_id
 
 F = TypeVar("F")
+
+_PUSHBACK: Final = "grpc-retry-pushback-ms"
+_DIGITS: Final = re.compile(r"\d{1,9}", re.ASCII)
+_MS_PER_S: Final = 1000
 
 _NAME: Final = re.compile(r"(?!grpc-)[!#$%&'*+.^_`|~0-9a-z-]+")
 # Keys of metadata with text: "-bin" ends those with bytes, "grpc-" begins those of the runtime.
@@ -250,3 +265,47 @@ def is_key(name: str) -> bool:
 def is_header(name: str) -> bool:
     """Return whether a header of this name may be forwarded."""
     return name not in HOP_BY_HOP_HEADERS and _NAME.fullmatch(name) is not None
+
+
+def retry_after_s(response: Any) -> float | None:
+    """Return the seconds after which a server wants the call again; None if it does not say.
+
+    Returns:
+        `math.inf` for never.
+
+    Source: RFC 9110, 10.2.3, "Retry-After"; gRPC proposal A6, "Pushback".
+    """
+    if isinstance(response, HttpResponse):
+        text = response.headers.get("retry-after")
+        if text is None:
+            return None
+        return _seconds_of_header(text.strip(), response.headers.get("date"))
+    if isinstance(response, GrpcResponse):
+        values = [value for key, value in response.metadata if key == _PUSHBACK]
+        return _seconds_of_pushback(values[0]) if values else None
+    return None
+
+
+def _seconds_of_header(text: str, sent_at: str | None) -> float | None:
+    """Read seconds, or a date; whatever else it is says nothing.
+
+    Args:
+        text: The value.
+        sent_at: When the server sent it, on its own clock, which ours may differ from.
+    """
+    if _DIGITS.fullmatch(text):
+        return float(text)
+    try:
+        seconds = (
+            parsedate_to_datetime(text) - parsedate_to_datetime(sent_at or "")
+        ).total_seconds()
+    except (ValueError, TypeError):
+        return None
+    return max(0.0, seconds)
+
+
+def _seconds_of_pushback(text: str | bytes) -> float:
+    """Read milliseconds; whatever else it is, as a negative number, means never."""
+    if isinstance(text, str) and _DIGITS.fullmatch(text):
+        return int(text) / _MS_PER_S
+    return math.inf

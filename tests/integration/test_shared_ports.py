@@ -18,7 +18,7 @@ from gateway.transports.contract import (
     ServerLimits,
     StreamFrontend,
 )
-from gateway.transports.net.port_reservation import PortReservation
+from gateway.transports.net.listening import PortReservation
 from gateway.transports.stream.server import StreamServer
 from gateway.wire.http import HttpRequest, HttpResponse
 from gateway.wire.stream import Frame

@@ -30,7 +30,6 @@ from gateway.api.admin import (
 from gateway.app.admin import (
     changes,
     config,
-    events,
     html,
     metrics,
     overview,
@@ -60,7 +59,6 @@ ROUTES: Final[tuple[AdminRoute, ...]] = (
     *changes.ROUTES,
     *residency.ROUTES,
     *quotas.ROUTES,
-    *events.ROUTES,
     *html.ROUTES,
 )
 """The routes of the gateway itself."""

@@ -9,9 +9,8 @@ from gateway.api.layer import Calls, Entries, Layer, LayerContext
 from gateway.app.chains.rows import for_questions, with_part
 from gateway.app.chains.tracing import Spans
 from gateway.app.run.process_parts import ProcessParts
-from gateway.policies.access.ask_authoriser import AUTHORISER, AskAuthoriser
 from gateway.policies.access.authorise import Authorise, ListenerAccess
-from gateway.policies.access.external import AskExternal
+from gateway.policies.access.external import AUTHORISER, AskAuthoriser, AskExternal
 from gateway.policies.access.owners import OwnRegions, OwnSequences, SequenceIds
 from gateway.policies.count_models import CountModels
 from gateway.policies.observe import Observe

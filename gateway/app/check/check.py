@@ -12,7 +12,6 @@ from gateway.app.build.pipeline_graphs import check_graphs
 from gateway.app.build.route_rules import required_routes, ruled_routes, target_name
 from gateway.app.check.access_checks import check_access
 from gateway.app.check.exposure import forbid_exposure
-from gateway.app.check.model_control_checks import check_model_control
 from gateway.app.check.strict_checks import strict_findings
 from gateway.app.check.tls_checks import check_tls
 from gateway.app.check.worker_limits import check_workers
@@ -21,6 +20,10 @@ from gateway.config.load import LoadedConfig
 from gateway.config.models import Config, ListenerConfig, UpstreamConfig
 from gateway.config.routes import RouteConfig
 from gateway.config.yaml_tree import NOWHERE, Finding, KeyPath, Problem, path_text
+from gateway.ir.calls import Call, ModelLoadRequest, RepositoryIndexRequest
+from gateway.ir.context import ModelRef
+from gateway.ir.errors import Unsupported
+from gateway.ir.limits import MessageLimits
 from gateway.policies.batch.layers import BATCHING, BatchingConfig
 from gateway.policies.forward_headers import CLIENT_HEADER
 from gateway.policies.limits.hedge import HEDGE
@@ -37,6 +40,8 @@ from gateway.registry import (
     protocol_names,
     transform,
 )
+from gateway.routing.residency.settings import RESIDENCY
+from gateway.routing.rolling.settings import ROLLING_LOAD
 from gateway.settings.signature import SignatureConfig
 from gateway.settings.units import UNIX, Address, StreamAddress, Url
 from gateway.telemetry.faults import FAULTS
@@ -47,6 +52,7 @@ _NOT_ON_ONE_PORT: Final = (
     "grpcio takes no connection of another server; use 'transport: native', or 'http' and 'grpc'"
 )
 
+_LOAD: Final = ModelLoadRequest(model=ModelRef("m"))
 _NOT_WITHHELD: Final = (
     "'withhold' is not possible with 'transport: reference', which cancels all calls whose client "
     "has left; use 'transport: native'"
@@ -107,7 +113,7 @@ def _findings(config: Config) -> Iterator[Finding]:
     yield from _loops(config)
     yield from check_graphs(config)
     yield from check_workers(config)
-    yield from check_model_control(config)
+    yield from _check_model_control(config)
     yield from check_tls(config)
     yield from check_rules(config)
     yield from check_access(config)
@@ -362,3 +368,32 @@ def _raised(path: KeyPath, check: Callable[..., object], *arguments: Any) -> Ite
         check(*arguments)
     except (LookupError, ValueError) as error:
         yield path, str(error.args[0])
+
+
+def _check_model_control(config: Config) -> Iterator[Finding]:
+    """Yield the keys that need loads, before a server whose protocol has none."""
+    for name, upstream in config.upstreams.items():
+        url = upstream.all_urls[0]
+        calls: dict[str, tuple[Call[Any], ...]] = {}
+        if RESIDENCY.of(upstream) is not None:
+            calls["residency"] = (_LOAD, RepositoryIndexRequest())
+        if ROLLING_LOAD.of(upstream) is not None:
+            calls["rolling_load"] = (_LOAD,)
+        for key, needed in calls.items():
+            if not all(_has_form(url, upstream.options, call) for call in needed):
+                text = f"{url.scheme} has no loads of models, or no index of them"
+                yield ("upstreams", name, key), f"{text}; expected a protocol with both"
+
+
+def _has_form(url: Url, options: Any, call: Call[Any]) -> bool:
+    """Return whether a protocol has a form of *call*; unknown ones are reported elsewhere."""
+    try:
+        spec, binding = protocol(url.protocol), carrier_of(url)
+        codec = binding.codec(MessageLimits(), spec.options(options or {}))
+    except (LookupError, ValueError):
+        return True
+    try:
+        codec.encode_call(call)
+    except Unsupported:
+        return False
+    return True

@@ -1,13 +1,15 @@
 """Names in rules, quotas and routes that nobody and nothing has: warnings of `gateway validate`.
 
-`NameOf` marks the keys; here stands which names there are.
+`NameOf` marks the keys whose values are names that another part of the file defines.
 """
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, get_args
+
+from pydantic.fields import FieldInfo
 
 from gateway.access.key_file import KeyFileError, load_key_file
 from gateway.app.build.route_rules import ruled_routes
@@ -15,12 +17,12 @@ from gateway.app.check.access_checks import has_credentials, mode_of
 from gateway.config.load import LoadedConfig
 from gateway.config.models import Config
 from gateway.config.permissions import ConditionsConfig
-from gateway.config.references import Reference, references
 from gateway.config.routes import MatchConfig
 from gateway.config.yaml_tree import Finding, KeyPath
 from gateway.ir.identity import ANONYMOUS
 from gateway.registry import protocol, protocol_names
-from gateway.settings.fields import NameKind
+from gateway.settings.fields import NameKind, NameOf
+from gateway.settings.model import Model
 from gateway.settings.patterns import globs
 
 _STREAM: Final = "stream"
@@ -69,6 +71,65 @@ class _Names(NamedTuple):
 def _literal_part(pattern: str) -> str:
     """Return what a pattern begins with before its first wildcard."""
     return re.split(r"[*?\[]", pattern, maxsplit=1)[0]
+
+
+class Reference(NamedTuple):
+    """A name, or a pattern of names, and what has such a name.
+
+    Attributes:
+        path: Its key.
+        kind: What has such a name.
+        name: The name or pattern.
+        values: Of a mapping, the patterns of its value.
+    """
+
+    path: KeyPath
+    kind: NameKind
+    name: str
+    values: tuple[str, ...] = ()
+
+
+def references(section: Model, path: KeyPath = ()) -> Iterator[Reference]:
+    """Yield the names in a section of the file, in the order of its keys."""
+    for key, field in type(section).model_fields.items():
+        if key not in section.model_fields_set:
+            continue
+        value, at, marker = getattr(section, key), (*path, key), marker_of(field)
+        if marker is None:
+            yield from _below(value, at)
+        elif isinstance(value, Mapping):
+            for name, values in value.items():
+                yield Reference((*at, name), marker.kind, name, values)
+        else:
+            # One value may stand for a list of it.
+            for index, name in enumerate((value,) if isinstance(value, str) else value or ()):
+                if name.startswith(marker.prefix):
+                    found = name.removeprefix(marker.prefix)
+                    yield Reference((*at, index), marker.kind, found)
+
+
+def marker_of(field: FieldInfo) -> NameOf | None:
+    """Return what the names of a key refer to; None if they are no names of others."""
+    found = [*field.metadata, *_metadata(field.annotation)]
+    return next((each for each in found if isinstance(each, NameOf)), None)
+
+
+def _metadata(annotation: Any) -> Iterator[Any]:
+    yield from getattr(annotation, "__metadata__", ())
+    for inner in get_args(annotation):
+        yield from _metadata(inner)
+
+
+def _below(value: Any, path: KeyPath) -> Iterator[Reference]:
+    """Yield the names in the sections that a key has."""
+    if isinstance(value, Model):
+        yield from references(value, path)
+    elif isinstance(value, Mapping):
+        for name, each in value.items():
+            yield from _below(each, (*path, name))
+    elif isinstance(value, tuple):
+        for index, each in enumerate(value):
+            yield from _below(each, (*path, index))
 
 
 def unknown_names(loaded: LoadedConfig) -> Iterator[Finding]:

@@ -24,8 +24,7 @@ from gateway.app.listen import metrics_page, passthrough
 from gateway.app.listen.certificates import listener_tls
 from gateway.app.listen.health_services import HEALTH_PROTOCOL, DescribedProtocol, server_services
 from gateway.app.listen.passthrough import ObservedPassthrough, passthrough_rules
-from gateway.app.listen.path_ownership import ProtocolPaths, owned_paths
-from gateway.app.listen.public_paths import listener_authentication
+from gateway.app.listen.path_ownership import ProtocolPaths, listener_authentication, owned_paths
 from gateway.app.listen.rejection_log import RejectionLog
 from gateway.app.listen.server_names import inherited_sockets, stream_server_name
 from gateway.app.run.worker_slot import ProcessOptions

@@ -1,13 +1,17 @@
-"""Which protocol of a listener has each HTTP path that its protocols claim."""
+"""The HTTP paths of a listener: which of its protocols has each, and which need no credential."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
+from gateway.access.authenticator import ListenerAuthenticator
+from gateway.api.access import Authenticator
 from gateway.config.models import ListenerConfig, UpstreamConfig
 from gateway.config.yaml_tree import KeyPath
 from gateway.registry import protocol, protocol_names
+from gateway.transports.authentication import Authentication
+from gateway.transports.grpc.health import CHECK, WATCH
 from gateway.wire.path_claims import ClaimKind, Passing, PathClaim
 
 _EVERY_PATH: Final = PathClaim("/")
@@ -156,3 +160,39 @@ def _added_below(entries: list[_ListenerClaim]) -> Iterator[tuple[_ListenerClaim
 def _has_every_path(name: str, names: list[str], config: ListenerConfig) -> bool:
     """Return whether a protocol is alone: its clients then read the error of any path."""
     return names == [name] and config.passthrough is None
+
+
+def listener_authentication(
+    authenticator: Authenticator, config: ListenerConfig, paths: Mapping[str, ProtocolPaths]
+) -> Authentication:
+    """Return what asks *authenticator* who sends the requests of a listener.
+
+    Args:
+        authenticator: Knows the clients.
+        config: The listener.
+        paths: The paths of its protocols.
+    """
+    public = public_paths(config, paths)
+    if isinstance(authenticator, ListenerAuthenticator):
+        return Authentication(authenticator, public, authenticator.hidden)
+    return Authentication(authenticator, public)
+
+
+def public_paths(config: ListenerConfig, paths: Mapping[str, ProtocolPaths]) -> frozenset[str]:
+    """Return the paths and methods of a listener that ask for the health of the server."""
+    found: set[str] = {CHECK, WATCH}
+    for name in config.protocols or protocol_names():
+        spec = protocol(name)
+        if spec.http is not None:
+            # A probe without a credential goes to no server behind the listener.
+            own = [each for each in paths[name].claims if each.passes is not Passing.FOUND]
+            found.update(each.path for each in own if each.is_public)
+            prefixes = tuple([each.path for each in own if not each.is_whole])
+            found.update(path for path in spec.http.public if path.startswith(prefixes))
+        found.update(() if spec.grpc is None else spec.grpc.public)
+    for stream in config.streams:
+        spec = protocol(stream.protocol)
+        found.update(() if spec.stream is None else spec.stream.public)
+        found.update(() if spec.http is None else spec.http.public)
+        found.update(() if spec.grpc is None else spec.grpc.public)
+    return frozenset(found)

@@ -42,18 +42,16 @@ from gateway.app.run.announce import (
     log_platforms,
     log_reference_upstreams,
 )
+from gateway.app.run.config_watch import HeaderWatch, has_header_files, with_renewed_headers
 from gateway.app.run.export import open_export
-from gateway.app.run.header_watch import HeaderWatch
-from gateway.app.run.process import CGROUP_MEMORY, MemoryTrimmer, memory_bound
+from gateway.app.run.process import CGROUP_MEMORY, MemoryTrimmer, memory_bound, process_usage
 from gateway.app.run.process_parts import ProcessParts
-from gateway.app.run.process_usage import process_usage
 from gateway.app.run.reload import Reloader
 from gateway.app.run.retirement import EarlierSequences, Retirements
 from gateway.app.run.worker_slot import SINGLE_PROCESS, ProcessOptions, WorkerSlot
 from gateway.concurrency.background import start_background
 from gateway.concurrency.limiter import CLIENT_MEMORY
 from gateway.concurrency.offload import limit_memory
-from gateway.config.header_files import has_header_files, with_renewed_headers
 from gateway.config.load import ConfigError, LoadedConfig
 from gateway.config.models import Config
 from gateway.policies.access.owners import SequenceIds
@@ -63,14 +61,14 @@ from gateway.policies.observe import Recorder
 from gateway.policies.shared_memory.forwarded import ForwardedRegions
 from gateway.policies.shared_memory.layer import SHARED_REGIONS
 from gateway.policies.shared_memory.regions import Regions
-from gateway.routing.finish_sequences import FinishSequences
+from gateway.routing.sequence_affinity import FinishSequences
 from gateway.service import Service
 from gateway.telemetry import error_texts, logs, names
 from gateway.telemetry.access_log import AccessLog
 from gateway.telemetry.call_log import CallLog
 from gateway.telemetry.call_path import CallPath, inherited_path
 from gateway.telemetry.exposition import write_page
-from gateway.telemetry.loop_lag import LoopLag
+from gateway.telemetry.gauges import LoopLag
 from gateway.telemetry.lost_lines import LostLines
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.triton_names import TritonNames

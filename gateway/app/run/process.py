@@ -1,4 +1,4 @@
-"""Settings of the process: memory allocator, garbage collector and thread switching.
+"""The process: its memory allocator, garbage collector and thread switching, and its usage.
 
 By default glibc maps and unmaps every buffer above 128 KiB, and the kernel zeroes each page: 147
 page faults for a tensor of 602,112 bytes, which cost more time than its translation.
@@ -13,11 +13,17 @@ import ctypes
 import gc
 import os
 import sys
+import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-from gateway.app.run.worker_slot import WorkerSlot
+from gateway.app.run.worker_slot import WorkerSlot, available_cores
+from gateway.frontend.load_report import Load
+from gateway.policies.limits.shed_load import resident_bytes
 from gateway.settings.units import parse_size
+from gateway.telemetry import names
+from gateway.telemetry.metrics import Metrics
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
 _MIB = 1 << 20
@@ -28,6 +34,7 @@ _GROWTH = 16 * _MIB
 _KEPT = _MIB
 _KEPT_SMALL = 128 * 1024  # the default of glibc
 _GC_THRESHOLD = 5_000
+_PERIOD_S = 0.5
 CGROUP_MEMORY = Path("/sys/fs/cgroup/memory.max")
 """The memory limit of the container, in bytes, or "max"."""
 
@@ -159,3 +166,45 @@ def memory_bound(text: str, slot: WorkerSlot) -> int:
     with contextlib.suppress(OSError, ValueError):  # "max" is no limit
         limit = min(limit, int(CGROUP_MEMORY.read_text()))
     return slot.share(limit * int(text[:-1]) // 100)
+
+
+class ProcessUsage:
+    """Measures the process when somebody asks, at most twice a second.
+
+    Args:
+        slot: The number of this process among all workers, which share the machine.
+        queued: Returns the inferences that wait.
+        clock: Monotonic seconds.
+        cpu: Seconds of CPU that the process has used.
+    """
+
+    def __init__(
+        self,
+        slot: WorkerSlot,
+        queued: Callable[[], float],
+        clock: Callable[[], float] = time.monotonic,
+        cpu: Callable[[], float] = time.process_time,
+    ) -> None:
+        self._cores = available_cores() / slot.count
+        self._memory = memory_bound("100%", slot)
+        self._queued = queued
+        self._clock = clock
+        self._cpu = cpu
+        self._measured = clock(), cpu()
+        self._used = 0.0
+
+    def __call__(self) -> Load:
+        """Return the load; that of the CPU since the measurement before the last one."""
+        then, before = self._measured
+        now = self._clock()
+        if now - then >= _PERIOD_S:
+            used = self._cpu()
+            self._used = (used - before) / (now - then) / self._cores
+            self._measured = now, used
+        memory = resident_bytes() / self._memory
+        return Load(self._used, memory, {"queue": self._queued()})
+
+
+def process_usage(slot: WorkerSlot, metrics: Metrics) -> ProcessUsage:
+    """Return the usage of this process, whose queues are those of its routes."""
+    return ProcessUsage(slot, partial(metrics.gauges.total, names.ROUTE_QUEUED))

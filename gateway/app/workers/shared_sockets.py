@@ -9,7 +9,7 @@ from gateway.app.listen.server_names import inherited_sockets, server_addresses
 from gateway.config.load import LoadedConfig
 from gateway.config.models import ListenerConfig, StreamConfig
 from gateway.settings.units import Address, StreamAddress
-from gateway.transports.net.port_reservation import PortReservation
+from gateway.transports.net.listening import PortReservation
 from gateway.transports.net.unix_socket import UnixSocket
 
 _BACKLOG = 1024

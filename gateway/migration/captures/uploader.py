@@ -6,16 +6,20 @@ process goes on with the rest. A segment is tried again until the store has it.
 
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 import structlog
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
 
+from gateway.migration import names
 from gateway.migration.captures.directory import append_line, read_manifest, sealed_segments
 from gateway.migration.captures.location import upload_segment
 from gateway.migration.objects import ObjectStore, ObjectStoreError, object_store
+from gateway.telemetry.families import counter_family, gauge_family
 
 log = structlog.get_logger(__name__)
 
@@ -148,3 +152,29 @@ class CaptureUploader:
         uploaded = {entry.get("uploaded") for entry in entries}
         removed = {entry["removed"] for entry in entries if entry.get("reason") == "max_bytes"}
         return removed - uploaded
+
+
+class UploadMetrics(Collector):
+    """The counts of uploaders, as metrics.
+
+    Args:
+        uploaders: Those of the captures; None for one without an upload.
+    """
+
+    def __init__(self, uploaders: Sequence[CaptureUploader | None]) -> None:
+        self._uploaders = [each for each in uploaders if each is not None]
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield the metrics; nothing without an upload."""
+        if not self._uploaders:
+            return
+        uploads = counter_family(names.CAPTURE_UPLOADS)
+        total: Counter[str] = Counter()
+        for each in self._uploaders:
+            total.update(each.counts)
+        for outcome, count in total.items():
+            uploads.add_metric([outcome], count)
+        yield uploads
+        pending = gauge_family(names.CAPTURE_UPLOADS_PENDING)
+        pending.add_metric((), sum(each.pending for each in self._uploaders))
+        yield pending

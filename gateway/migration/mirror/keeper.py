@@ -31,7 +31,6 @@ from gateway.config.load import LoadedConfig
 from gateway.migration import names
 from gateway.migration.captures.uploader import OUTCOMES
 from gateway.migration.events.settings import EVENTS
-from gateway.migration.mirror.evidence_metrics import evidence_metrics
 from gateway.migration.mirror.packets import socket_pair
 from gateway.migration.mirror.targets import shadow_config
 from gateway.migration.options import EVENT_CHANNEL, captures_of
@@ -51,6 +50,7 @@ MODULE: Final = "gateway.migration.mirror.process"
 # A shadow process may write this long after the last call.
 _STOP_S: Final = 10.0
 _POLICY: Final = RestartPolicy(max_failures=None)
+_QUANTILES: Final = {"p50": "0.5", "p90": "0.9", "p99": "0.99"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +264,7 @@ class ShadowKeeper(Collector):
             yield pending
         if live_migrations(self._loaded.config):
             documents = {name: kept.document for name, kept in self._evidence.items()}
-            yield from evidence_metrics(documents)
+            yield from _evidence_metrics(documents)
 
     async def _start_process(self) -> None:
         ends = {
@@ -340,3 +340,27 @@ class ShadowKeeper(Collector):
         at_s = asyncio.get_running_loop().time()
         for name, document in documents.items():
             self._evidence[name] = KeptEvidence(document, at_s)
+
+
+def _evidence_metrics(documents: Mapping[str, Mapping[str, Any]]) -> Iterable[Metric]:
+    """Yield the metrics of the latest evidence of each migration.
+
+    Args:
+        documents: Of `MigrationEvidence.document`, by the name of the migration.
+    """
+    outputs = counter_family(names.MIGRATION_OUTPUT_MISMATCHES)
+    noise = counter_family(names.MIGRATION_NOISE)
+    seconds = gauge_family(names.MIGRATION_LATENCY)
+    for name, document in documents.items():
+        for output in document["outputs"]:
+            outputs.add_metric((name, output["name"]), output["mismatched"])
+        found = document["noise"]
+        if found is not None:
+            noise.add_metric((name, "mismatch"), found["mismatched"])
+            noise.add_metric((name, "match"), found["compared"] - found["mismatched"])
+        for side in ("old", "new"):
+            for key, quantile in _QUANTILES.items():
+                value = document["latency"][side][key]
+                if value is not None:
+                    seconds.add_metric((name, side, quantile), value)
+    yield from (outputs, noise, seconds)

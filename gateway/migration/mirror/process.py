@@ -34,10 +34,10 @@ from gateway.app.run.signals import StopSignal, ignore_log_signals
 from gateway.config.load import ConfigError
 from gateway.migration.captures.recorder import CaptureRecorder
 from gateway.migration.captures.sampling import CaptureOptions
+from gateway.migration.captures.uploader import UploadMetrics
 from gateway.migration.mirror.inbox import Inbox, sample_inbox
 from gateway.migration.mirror.keeper import NAME
 from gateway.migration.mirror.mirroring import Mirroring
-from gateway.migration.mirror.upload_metrics import UploadMetrics
 from gateway.migration.options import EVENT_CHANNEL, captures_of
 from gateway.telemetry import error_texts, logs
 from gateway.telemetry.aggregation import snapshot

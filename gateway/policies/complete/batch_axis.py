@@ -1,7 +1,8 @@
 """Conversion between shapes with a batch axis and shapes of one item with a separate batch size.
 
 TensorRT v1 has a separate batch size, and only the model's metadata tell whether the model has a
-batch axis. Its requests have no datatypes, so this module also splits the body into inputs.
+batch axis. Its requests have no datatypes, so this module also splits the body into inputs. Some
+servers take one item with each request: `items_of` divides a batch for them.
 
 `Complete` gets the metadata.
 
@@ -20,7 +21,7 @@ from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, InvalidTensor, UpstreamProtocolError
 from gateway.ir.expected_inputs import find_mismatch
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
-from gateway.ir.tensor import Shape, Tensor
+from gateway.ir.tensor import Shape, Tensor, array_tensor, as_items, as_numpy, items_tensor
 
 M = TypeVar("M", InferRequest, InferResponse)
 
@@ -245,3 +246,27 @@ def _one_size(
 
 def _with_shape(tensor: Tensor, shape: Shape) -> Tensor:
     return Tensor(tensor.name, tensor.datatype, shape, tensor.data, tensor.parameters)
+
+
+def items_of(call: InferRequest) -> Sequence[InferRequest]:
+    """Return *call*, which has a separate batch size, as one call for each item; numbers are views.
+
+    Raises:
+        InvalidTensor: Shapes and data do not match.
+    """
+    size = call.batch_size or 1
+    columns = [_items(tensor, size) for tensor in call.inputs]
+    return [call.changed(inputs=inputs, batch_size=1) for inputs in zip(*columns, strict=True)]
+
+
+def _items(tensor: Tensor, size: int) -> list[Tensor]:
+    shape = tensor.shape or ()
+    if tensor.datatype is Datatype.BYTES:
+        each = math.prod(shape)
+        found = as_items(tensor)
+        return [
+            items_tensor(tensor.name, shape, found[at * each : (at + 1) * each], tensor.parameters)
+            for at in range(size)
+        ]
+    whole = Tensor(tensor.name, tensor.datatype, (size, *shape), tensor.data)
+    return [array_tensor(tensor.name, row, tensor.datatype) for row in as_numpy(whole)]

@@ -29,6 +29,7 @@ from gateway.ir.tensor import RequestedOutput, Tensor
 from gateway.model_info.metadata_cache import MetadataCache
 from gateway.policies.complete.batch_axis import (
     apply_batch_size,
+    items_of,
     merge_batch_size,
     split_reply,
     split_request,
@@ -39,7 +40,6 @@ from gateway.policies.complete.datatypes import (
     may_be_substitute,
     substitute_kind,
 )
-from gateway.policies.complete.items import items_of
 from gateway.policies.complete.parameters import split_flat_members, split_reply_members
 from gateway.policies.complete.tensors import (
     ALL_NEEDS,

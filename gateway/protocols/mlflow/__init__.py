@@ -4,13 +4,28 @@ Read `http/codec.py` first. `options.py` describes the options of listeners and 
 `declarations.py` what the configuration declares of a model.
 """
 
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from gateway.api.platform import Platform
 from gateway.api.protocol import HttpBinding, ProtocolSpec, SidecarDefaults
 from gateway.protocols.mlflow.declarations import read_declaration
 from gateway.protocols.mlflow.http.codec import HttpCodec
 from gateway.protocols.mlflow.options import check_options
 from gateway.protocols.mlflow.paths import claims
-from gateway.protocols.mlflow.platform import PLATFORM
 from gateway.wire.sagemaker import REQUEST_HEADERS, RESPONSE_HEADERS
+
+_BASE_DIR: Final = "/opt/ml"
+
+
+def _models(environment: Mapping[str, str], /) -> Path:
+    """Return where the platform has unpacked the model archive."""
+    return Path(environment.get("SAGEMAKER_BASE_DIR") or _BASE_DIR) / "model"
+
+
+# The containers of SageMaker. Source: docs/how-to/sagemaker.md.
+PLATFORM: Final = Platform(name="SageMaker", models=_models)
 
 SPEC = ProtocolSpec(
     name="mlflow",

@@ -4,6 +4,9 @@ Read `grpc/codec.py` first. `options.py` describes the options of listeners and 
 `declarations.py` what the configuration declares of a model.
 """
 
+from typing import Final
+
+from gateway.api.platform import Platform
 from gateway.api.protocol import GrpcBinding, HttpBinding, ProtocolSpec, SidecarDefaults
 from gateway.protocols.tfs.declarations import read_declaration
 from gateway.protocols.tfs.grpc.codec import METHODS, GrpcCodec, file_descriptors
@@ -11,7 +14,33 @@ from gateway.protocols.tfs.http.codec import HttpCodec
 from gateway.protocols.tfs.http.events import EVENT_HEADERS
 from gateway.protocols.tfs.http.paths import claims
 from gateway.protocols.tfs.options import check_options, process_options
-from gateway.protocols.tfs.platform import PLATFORM
+
+_FACTS: Final = (
+    "MODE",
+    "MODE_VERSION",
+    "HTTP_PORT",
+    "PREDICT_ROUTE",
+    "HEALTH_ROUTE",
+    "ENDPOINT_ID",
+    "DEPLOYED_MODEL_ID",
+    "PROJECT_NUMBER",
+    "MACHINE_TYPE",
+)
+
+# The containers of Vertex AI. Source: docs/how-to/vertex.md.
+PLATFORM: Final = Platform(
+    name="Vertex AI",
+    marker="AIP_MODE",
+    facts={key.removeprefix("MODE_").lower(): f"AIP_{key}" for key in _FACTS},
+    contract="AIP_MODE_VERSION",
+    known_contract="1",
+    storage="AIP_STORAGE_URI",
+    port="AIP_HTTP_PORT",
+    routes={
+        "AIP_PREDICT_ROUTE": ("vertex", "predict"),
+        "AIP_HEALTH_ROUTE": ("vertex", "health"),
+    },
+)
 
 SPEC = ProtocolSpec(
     name="tfs",

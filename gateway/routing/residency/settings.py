@@ -1,4 +1,7 @@
-"""The keys of `residency`: how many models a server holds, and which."""
+"""The keys of `residency`: how many models a server holds, and which; and the layers with them.
+
+What the layers build is imported only where the file has `residency`.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from gateway.api.layer import Entries, Layer, LayerContext
+from gateway.service import Service
 from gateway.settings.fields import Duration, Name, Names, Size, Text, field_schema
 from gateway.settings.model import Model
 from gateway.settings.patterns import globs
@@ -158,4 +163,37 @@ LOCAL_RESIDENCY: Final[Setting[ResidencyConfig | None]] = Setting(
     default=None,
     help=_LOCAL_HELP,
     places=("top",),
+)
+
+
+def _build(inner: Entries, at: LayerContext) -> Service | None:
+    config = at.setting(RESIDENCY)
+    if config is None:
+        return None
+    from gateway.routing.residency.layer import build  # noqa: PLC0415  # only with the key
+
+    return build(inner, at, config)
+
+
+def _build_local(inner: Entries, at: LayerContext) -> Service | None:
+    if at.setting(LOCAL_RESIDENCY) is None:
+        return None
+    from gateway.routing.residency.local import LocalModels  # noqa: PLC0415  # only with the key
+
+    return at.part(LocalModels).layer(inner)
+
+
+RESIDENCY_LAYER: Final = Layer(
+    "Residency",
+    "loads the models that calls need, and unloads others, if `residency` is set",
+    "upstream",
+    _build,
+    settings=(RESIDENCY,),
+)
+LOCAL_RESIDENCY_LAYER: Final = Layer(
+    "Residency",
+    "loads the model when a call needs it, if the file has `residency`",
+    "model",
+    _build_local,
+    settings=(LOCAL_RESIDENCY,),
 )

@@ -1,4 +1,4 @@
 """Rolling loads: a model is loaded at one endpoint after the other. Begin at `layer.py`.
 
-`layers.py` describes its layers, `settings.py` has the keys.
+`settings.py` has the keys, and describes the layers.
 """

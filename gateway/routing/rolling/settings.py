@@ -1,4 +1,7 @@
-"""The keys of `rolling_load`, and the port by which a load is tried with recorded calls."""
+"""The keys of `rolling_load`, its layers, and the port by which recorded calls try a load.
+
+What the layers build is imported only with `rolling_load`.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -6,11 +9,13 @@ from typing import Annotated, Final, Protocol
 
 from pydantic import Field
 
+from gateway.api.layer import Calls, Entries, Layer, LayerContext
 from gateway.service import Service
 from gateway.settings.config_view import ConfigView, Finding
 from gateway.settings.fields import Duration, InputFile, Name, Names
 from gateway.settings.model import Model
 from gateway.settings.setting import Setting
+from gateway.telemetry.model_calls import ModelCalls
 
 
 class WarmUpConfig(Model):
@@ -100,3 +105,39 @@ def check_rolling_loads(config: ConfigView) -> Iterator[Finding]:
     for path, rules in config.values(ROLLING_LOAD):
         if rules is not None and rules.compare is not None and rules.warm_up is None:
             yield (*path, "compare"), "needs 'warm_up', whose calls have the replies to compare"
+
+
+def _build(inner: Entries, at: LayerContext) -> Service | None:
+    rules = at.setting(ROLLING_LOAD)
+    if rules is None:
+        return None
+    from gateway.routing.rolling.layer import build  # noqa: PLC0415  # only with the key
+
+    return build(inner, at, rules)
+
+
+def _build_count(inner: Entries, at: LayerContext) -> Service | None:
+    calls = at.part(ModelCalls)
+    if at.setting(ROLLING_LOAD) is None and not calls.is_published:
+        return None
+    from gateway.routing.rolling.model_calls import CountModelCalls  # noqa: PLC0415  # only here
+
+    return CountModelCalls(inner, calls, at.name)
+
+
+ROLLING_LOAD_LAYER: Final = Layer(
+    "RollingLoad",
+    "loads a model at one endpoint after the other, if `rolling_load` is set",
+    "upstream",
+    _build,
+    Calls.QUESTIONS,
+    settings=(ROLLING_LOAD,),
+    check=check_rolling_loads,
+)
+MODEL_CALLS_LAYER: Final = Layer(
+    "CountModelCalls",
+    "counts running calls by model, if `rolling_load` or `telemetry.metrics.compat` is set",
+    "endpoint",
+    _build_count,
+    Calls.INFERENCE,
+)

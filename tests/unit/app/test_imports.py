@@ -23,5 +23,5 @@ def test_residency_and_the_figures_of_servers_cost_no_start() -> None:
     """They are imported where the file has `residency`, `rolling_load` or `compat`."""
     command = [sys.executable, "-c", _PROGRAM]
     found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
-    assert "gateway.routing.residency.layers" in found.split()
+    assert "gateway.routing.residency.settings" in found.split()
     assert set() == LAZY & set(found.split())

@@ -17,7 +17,7 @@ from gateway.app.layers import (
     build_chain,
     own_layers,
 )
-from gateway.cli.layer_table import describe_layers
+from gateway.cli.configuration import describe_layers
 from gateway.config.routes import PoliciesConfig
 from gateway.ir.calls import InferRequest, ServerLiveRequest
 from gateway.ir.context import Context, ModelRef, Origin

@@ -10,8 +10,7 @@ import pytest
 
 from gateway.api.protocol import HttpBinding, ProtocolSpec
 from gateway.app.check.check import check
-from gateway.app.listen.path_ownership import ProtocolPaths, owned_paths
-from gateway.app.listen.public_paths import public_paths
+from gateway.app.listen.path_ownership import ProtocolPaths, owned_paths, public_paths
 from gateway.app.run.reload import check_restart
 from gateway.config.load import ConfigError, load_text
 from gateway.protocols.openai.http.codec import HttpCodec

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.app.run.process_usage import ProcessUsage
+from gateway.app.run.process import ProcessUsage
 from gateway.app.run.worker_slot import SINGLE_PROCESS
 from gateway.frontend.load_report import Load, LoadReportingFrontend
 from gateway.ir.errors import GatewayError

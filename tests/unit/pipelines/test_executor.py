@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from gateway.ir.context import ModelRef
-from gateway.pipelines.executor import run_steps
 from gateway.pipelines.graph import Step, parse_source
+from gateway.pipelines.pipeline import run_steps
 from tests.fakes import settle
 
 

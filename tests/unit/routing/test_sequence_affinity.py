@@ -1,4 +1,4 @@
-"""Sequences stay at the endpoint where they started."""
+"""Sequences stay at the endpoint where they started, and end at the service where they began."""
 
 from __future__ import annotations
 
@@ -6,11 +6,17 @@ from collections import Counter
 
 import pytest
 
-from gateway.ir.calls import InferRequest, ServerLiveRequest, StreamInferRequest, sequence_of
+from gateway.ir.calls import (
+    InferRequest,
+    InferResponse,
+    ServerLiveRequest,
+    StreamInferRequest,
+    sequence_of,
+)
 from gateway.ir.context import CallSequence, ModelRef
 from gateway.ir.errors import Unavailable
-from gateway.routing.sequence_affinity import SequenceAffinity, rendezvous
-from tests.fakes import FakeClock
+from gateway.routing.sequence_affinity import FinishSequences, SequenceAffinity, rendezvous
+from tests.fakes import FakeClock, ScriptedService
 
 M = ModelRef("m")
 ENDPOINTS = {"a": 1.0, "b": 1.0, "c": 1.0}
@@ -136,3 +142,33 @@ def test_text_and_number_ids_are_different() -> None:
     affinity = SequenceAffinity("endpoint")
     affinity.assign(M, CallSequence(1, start=True), {"a": 1.0})
     assert "b" == affinity.assign(M, CallSequence("1"), {"b": 1.0})
+
+
+REPLY = InferResponse(model=ModelRef("m"), outputs=())
+
+
+def request(sequence: CallSequence | None, model: str = "m") -> InferRequest:
+    return InferRequest(model=ModelRef(model), sequence=sequence)
+
+
+async def test_earlier_sequences_finish_at_the_previous_service() -> None:
+    """New sequences and calls outside of sequences use the new service."""
+    inner, previous = ScriptedService(*[REPLY] * 4), ScriptedService(*[REPLY] * 2)
+    service = FinishSequences(inner, previous)
+    plain, start = request(None), request(CallSequence(2, start=True))
+    continued, end = request(CallSequence(2)), request(CallSequence(2, end=True))
+    earlier, other = request(CallSequence(1)), request(CallSequence(2), "other")
+    for call in (plain, start, earlier, continued, other, end):
+        await service(call)
+    assert inner.calls == [plain, start, continued, end]
+    assert previous.calls == [earlier, other]
+
+
+async def test_all_calls_use_the_new_service_after_the_end() -> None:
+    """The previous service is released."""
+    inner, previous = ScriptedService(REPLY), ScriptedService()
+    service = FinishSequences(inner, previous)
+    service.end()
+    earlier = request(CallSequence(1))
+    await service(earlier)
+    assert inner.calls == [earlier]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from gateway.concurrency.limiter import Limiter
-from gateway.telemetry.loop_lag import LoopLag
+from gateway.telemetry.gauges import LoopLag
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.names import Metric
 

@@ -1,15 +1,18 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from gateway.ir.context import Context, Need
-from gateway.wire.grpc import GrpcRequest
-from gateway.wire.http import Headers, HttpRequest
+from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus
+from gateway.wire.http import Headers, HttpRequest, HttpResponse
 from gateway.wire.metadata import (
     grpc_context,
     grpc_metadata,
     http_context,
     http_headers,
+    retry_after_s,
 )
 from gateway.wire.request_id import valid_request_id
 
@@ -87,3 +90,43 @@ def test_metadata_of_a_call_is_forwarded() -> None:
     tag, control, status = ("x-tag", "v"), ("ctl", "a%0D%0Ab"), ("nv-status", "s")
     assert (tag, control, status, ("x-request-id", "r")) == grpc_metadata(context)
     assert () == grpc_metadata(Context())
+
+
+AT = ("Date", "Wed, 21 Oct 2015 07:27:30 GMT")
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ([], None),
+        ([("Retry-After", "0")], 0.0),
+        ([("retry-after", " 7 ")], 7.0),
+        ([("Retry-After", "-7")], None),
+        ([("Retry-After", "\u0661")], None),
+        ([("Retry-After", "soon")], None),
+        ([AT, ("Retry-After", "Wed, 21 Oct 2015 07:28:00 GMT")], 30.0),
+        ([AT, ("Retry-After", "Wed, 21 Oct 2015 07:27:00 GMT")], 0.0),
+        ([("Retry-After", "Wed, 21 Oct 2015 07:28:00 GMT")], None),
+        ([("Date", "x"), ("Retry-After", "Wed, 21 Oct 2015 07:28:00 GMT")], None),
+    ],
+)
+def test_reads_retry_after(headers: list[tuple[str, str]], seconds: float | None) -> None:
+    """It has seconds, or a date on the clock of the server."""
+    assert seconds == retry_after_s(HttpResponse(429, Headers(headers)))
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [("250", 0.25), ("0", 0.0), ("-1", math.inf), ("later", math.inf), (b"\x01", math.inf)],
+)
+def test_reads_pushback(value: str | bytes, seconds: float) -> None:
+    """A negative number, or no number, forbids a retry."""
+    metadata = (("x", "1"), ("grpc-retry-pushback-ms", value))
+    refused = GrpcResponse(status=GrpcStatus.RESOURCE_EXHAUSTED, metadata=metadata)
+    assert seconds == retry_after_s(refused)
+
+
+def test_other_responses_have_no_pause() -> None:
+    """So does a status of gRPC without pushback."""
+    assert retry_after_s(GrpcResponse(status=GrpcStatus.RESOURCE_EXHAUSTED)) is None
+    assert retry_after_s(None) is None

@@ -1,8 +1,12 @@
-"""`/status` and `/api/v1/status`: routes, upstreams, limits, warnings, traffic."""
+"""`/status` and `/api/v1/status`: routes, upstreams, limits, warnings, traffic; and their changes.
+
+By the server-sent events of `/api/v1/events` the pages renew themselves.
+"""
 
 from typing import Final
 
-from gateway.api.admin import AdminRequest, AdminRoute, Json, Redirect
+from gateway.api.admin import AdminRequest, AdminRoute, Content, Events, Json, Redirect
+from gateway.app.admin.event_hub import TooManyListeners
 from gateway.app.admin.running import running
 
 
@@ -18,6 +22,16 @@ async def status(request: AdminRequest) -> Json:
     return Json(await request.gateway.status())
 
 
+async def listen(request: AdminRequest) -> Events | Content | Json:
+    """Return the events for one listener; for HEAD none, because nobody would read them."""
+    if request.method == "HEAD":
+        return Content(b"", "text/event-stream")
+    try:
+        return Events(running(request).events.listen())
+    except TooManyListeners as error:
+        return Json({"error": str(error)}, 503, (("Retry-After", "5"),))
+
+
 ROUTES: Final = (
     AdminRoute(
         path="/status",
@@ -29,5 +43,10 @@ ROUTES: Final = (
         path="/api/v1/status",
         handle=status,
         summary="The status with the traffic of the last minute and the weights in force.",
+    ),
+    AdminRoute(
+        path="/api/v1/events",
+        handle=listen,
+        summary="Server-sent events: what has changed of the status, and of extensions.",
     ),
 )

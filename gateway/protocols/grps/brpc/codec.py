@@ -4,9 +4,14 @@ A failure is in the Status of a message and the call has error_code 0, as over g
 that does not reach a service (unknown service or method, unreadable message, overload) has an error
 code; its response has no message.  Attachments are skipped and never sent.
 
-Source: docs/protocols/grps.md, "6. Status and errors", "12. brpc frames".
+The ids of traces in brpc have 64 bits: the second half of those of W3C.  There is no field for the
+state of a trace, nor for its sampling: brpc sends ids only of calls that it samples.
+
+Source: docs/protocols/grps.md, "6. Status and errors", "12. brpc frames"; brpc, "rpcz"; W3C Trace
+Context, "Interoperating with existing systems which use shorter identifiers".
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -14,7 +19,7 @@ from typing import Any, Final
 from gateway.api.protocol import Codec
 from gateway.ir import errors
 from gateway.ir.calls import Call, StreamInferRequest
-from gateway.ir.context import Context, Origin
+from gateway.ir.context import Context, Metadata, Origin
 from gateway.ir.limits import MessageLimits
 from gateway.ir.work import inflated
 from gateway.protocols.grps import methods
@@ -27,7 +32,6 @@ from gateway.protocols.grps.brpc.compression import (
     most_elements,
 )
 from gateway.protocols.grps.brpc.framing import frame_bytes, split_frame, words
-from gateway.protocols.grps.brpc.tracing import trace_headers, write_trace
 from gateway.protocols.grps.content import ReplyFormat
 from gateway.protocols.grps.errors import (
     NoMethod,
@@ -55,6 +59,10 @@ METHODS: Final = tuple(
 )
 
 _SHOWN: Final = 128
+_HEADER: Final = "traceparent"
+_FORM: Final = re.compile(r"00-[0-9a-f]{16}([0-9a-f]{16})-([0-9a-f]{16})-[0-9a-f][13579bdf]")
+_SIGN: Final = 1 << 63
+_WRAP: Final = 1 << 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,3 +238,25 @@ def _correlation(call: Call[Any]) -> int | None:
 _OK_META: Final = RpcMeta(
     response=RpcResponseMeta(error_code=0), compress_type=NONE
 ).SerializeToString()
+
+
+def trace_headers(request: RpcRequestMeta) -> Metadata:
+    """Return the header for the ids in *request*; none if an id is absent."""
+    if not request.trace_id or not request.span_id:
+        return ()
+    return ((_HEADER, f"00-{request.trace_id % _WRAP:032x}-{request.span_id % _WRAP:016x}-01"),)
+
+
+def write_trace(request: RpcRequestMeta, metadata: Metadata) -> None:
+    """Write the ids in *metadata*, if it has those of a sampled trace, into *request*."""
+    for name, value in metadata:
+        found = _FORM.fullmatch(value) if name == _HEADER else None
+        if found is not None:
+            request.trace_id, request.span_id = (_signed(digits) for digits in found.groups())
+            return
+
+
+def _signed(digits: str) -> int:
+    """Return 16 hexadecimal digits as an int64."""
+    number = int(digits, 16)
+    return number - _WRAP if number >= _SIGN else number

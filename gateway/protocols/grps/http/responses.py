@@ -6,13 +6,14 @@ protobuf; customised routes with their template; the status page with HTML.
 Source: docs/protocols/grps.md, "6. Status and errors", "8. HTTP", "10. Streams over HTTP".
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from html import escape
 from typing import Any, Final
 
 from gateway.ir.calls import Call, InferResponse, ServerStatusRequest
 from gateway.ir.errors import AccessDenied, GatewayError, NotFound, QuotaExceeded, Unsupported
 from gateway.ir.limits import MessageLimits
-from gateway.ir.metadata import Trend
+from gateway.ir.metadata import ModelStatus, ServerStatus, TensorMetadata, Trend
 from gateway.protocols.grps import methods
 from gateway.protocols.grps.content import ReplyFormat, reply_message
 from gateway.protocols.grps.custom.json_path import json_value, render
@@ -25,7 +26,6 @@ from gateway.protocols.grps.errors import (
     status_code_of,
 )
 from gateway.protocols.grps.http.paths import GrpsRoute, Surface
-from gateway.protocols.grps.http.status_page import write_page
 from gateway.protocols.grps.json.message import write_json
 from gateway.protocols.grps.messages import ContentFormat, Flag, GrpsMessage, GrpsStatus
 from gateway.protocols.grps.protobuf.message import write_message
@@ -37,6 +37,8 @@ JSON_HEADERS: Final = Headers((("Content-Type", "application/json"),))
 _BYTES_HEADERS: Final = Headers((("Content-Type", "application/octet-stream"),))
 _PROTO_HEADERS: Final = Headers((("Content-Type", "application/proto"),))
 _PAGE_HEADERS: Final = Headers((("Content-Type", "text/html; charset=utf-8"),))
+# The last second, minute, hour and day; see `RollingStats`.
+_NEWEST: Final = (173, 113, 53, 29)
 
 
 def encode_response(
@@ -194,3 +196,46 @@ def _dumped(document: Any) -> bytes:
         return dump_exact(document)
     except TypeError as error:  # lone surrogates, integers over 64 bits
         raise Unsupported(f"reply cannot be written as JSON: {error}") from error
+
+
+def write_page(status: ServerStatus) -> bytes:
+    """Return a page with the state of the server and its models."""
+    state = "ready" if status.is_ready else "not ready"
+    rows = "".join(map(_row, status.models))
+    measured = "".join([_measured(name, trend) for name, trend in status.trends.items()])
+    return (
+        "<!DOCTYPE html><html><head><meta charset='utf-8'><title>grps</title></head><body>"
+        f"<h1>grps</h1><p>The server is {state}, up for {status.uptime_s:.0f} s.</p>"
+        "<table border='1'><tr><th>measured</th><th>last second</th><th>last minute</th>"
+        f"<th>last hour</th><th>last day</th></tr>{measured}</table><br>"
+        "<table border='1'><tr><th>model</th><th>versions</th><th>inputs</th><th>outputs</th></tr>"
+        f"{rows}</table></body></html>\n"
+    ).encode("utf-8", "replace")
+
+
+def _measured(name: str, trend: Trend) -> str:
+    """Return the newest value of each period; no values of a distribution."""
+    if trend.is_distribution:
+        return ""
+    points = [f"{trend.points[newest][1]:.3f}" for newest in _NEWEST]
+    return "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in (name, *points)) + "</tr>"
+
+
+def _row(model: ModelStatus) -> str:
+    metadata = model.metadata
+    versions = [f"{entry.version} {entry.state.value}" for entry in model.entries]
+    cells = (
+        metadata.name,
+        ", ".join(versions or metadata.versions),
+        _tensors(metadata.inputs),
+        _tensors(metadata.outputs),
+    )
+    return "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>"
+
+
+def _tensors(tensors: Iterable[TensorMetadata]) -> str:
+    return ", ".join(
+        f"{tensor.name} {'' if tensor.datatype is None else tensor.datatype.value} "
+        f"{'' if tensor.shape is None else list(tensor.shape)}".rstrip()
+        for tensor in tensors
+    )

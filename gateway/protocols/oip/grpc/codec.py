@@ -40,6 +40,7 @@ from gateway.ir.data import StreamedData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.limits import MessageLimits, is_usable_name
 from gateway.ir.streamed_inputs import can_cut_through, streaming_body_of
+from gateway.ir.streaming_body import InterleavedBody
 from gateway.protocols.oip.dialects import MOST_LENIENT
 from gateway.protocols.oip.extension_policy import (
     advertised_extensions,
@@ -71,7 +72,6 @@ from gateway.schema import open_inference_pb2 as pb
 from gateway.wire.errors import clip, strip_traceback
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
 from gateway.wire.http import Buffer, size_of
-from gateway.wire.interleaved_body import InterleavedBody
 from gateway.wire.metadata import unary_request
 
 R = TypeVar("R")

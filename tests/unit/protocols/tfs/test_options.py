@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.app.listen.path_ownership import owned_paths
-from gateway.app.listen.public_paths import public_paths
+from gateway.app.listen.path_ownership import owned_paths, public_paths
 from gateway.config.load import load_text
 from gateway.protocols.tfs.declarations import read_declaration
 from gateway.protocols.tfs.http.paths import claims

@@ -1,16 +1,17 @@
-"""Servers that listen without the threads of the event loop."""
+"""Servers that listen without the threads of the event loop, and addresses that processes share."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from gateway.transports.net.listening import bound_sockets, listen
+from gateway.transports.net.listening import PortReservation, bound_sockets, listen
 
 
 class Closing(asyncio.Protocol):
@@ -78,3 +79,85 @@ async def test_a_name_without_an_address_is_named() -> None:
     """The error says for which address the name is unknown."""
     with pytest.raises(OSError, match=r"cannot listen on no-such-host\.invalid:1: "):
         await bound_sockets("no-such-host.invalid", 1)
+
+
+@pytest.fixture
+def reservation() -> Iterator[PortReservation]:
+    """Hold a free port of the loopback."""
+    reservation = PortReservation("127.0.0.1", 0)
+    yield reservation
+    reservation.close()
+
+
+def listening(port: int, *options: int) -> socket.socket:
+    """Listen on a port with socket options set."""
+    sock = socket.socket()
+    try:
+        for option in options:
+            sock.setsockopt(socket.SOL_SOCKET, option, 1)
+        sock.bind(("127.0.0.1", port))
+        sock.listen()
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def test_sockets_that_share_the_port_may_listen(reservation: PortReservation) -> None:
+    """Any number of sockets with SO_REUSEPORT listen beside the reservation."""
+    options = (socket.SO_REUSEADDR, socket.SO_REUSEPORT)
+    with (
+        listening(reservation.port, *options) as first,
+        listening(reservation.port, *options) as second,
+    ):
+        assert [reservation.port] * 2 == [each.getsockname()[1] for each in (first, second)]
+
+
+@pytest.mark.parametrize("options", [(), (socket.SO_REUSEADDR,)])
+def test_other_sockets_may_not_listen(
+    reservation: PortReservation, options: tuple[int, ...]
+) -> None:
+    """Without SO_REUSEPORT a server fails, even while no socket listens."""
+    with pytest.raises(OSError, match="in use"):
+        listening(reservation.port, *options)
+
+
+@pytest.mark.parametrize("shares", [False, True])
+def test_a_second_reservation_is_refused(reservation: PortReservation, shares: bool) -> None:
+    """Two supervisors never share a port, whether workers listen yet or not."""
+    options = (socket.SO_REUSEADDR, socket.SO_REUSEPORT)
+    worker = listening(reservation.port, *options) if shares else None
+    with pytest.raises(OSError, match=f"cannot listen on 127.0.0.1:{reservation.port}: ") as raised:
+        PortReservation("127.0.0.1", reservation.port)
+    assert errno.EADDRINUSE == raised.value.errno
+    if worker is not None:
+        worker.close()
+
+
+def test_a_reservation_does_not_accept_connections(reservation: PortReservation) -> None:
+    """It does not listen: clients are refused at once."""
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", reservation.port), timeout=60)
+
+
+def test_a_closed_reservation_frees_the_port(reservation: PortReservation) -> None:
+    """Closing it twice is harmless."""
+    reservation.close()
+    reservation.close()
+    listening(reservation.port).close()
+
+
+def test_every_address_has_the_same_port() -> None:
+    """Port 0 on every address is the same port in each family."""
+    every = PortReservation("", 0)
+    try:
+        with pytest.raises(OSError, match="in use"):
+            listening(every.port)
+    finally:
+        every.close()
+
+
+def test_an_invalid_host_is_named() -> None:
+    """The error names the requested address."""
+    with pytest.raises(OSError, match=r"cannot listen on \[::g\]:80: "):
+        PortReservation("::g", 80)

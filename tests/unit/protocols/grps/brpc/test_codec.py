@@ -25,7 +25,7 @@ from gateway.ir.errors import (
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
 from gateway.ir.tensor import array_tensor, as_numpy, items_tensor
 from gateway.protocols.grps import SPEC
-from gateway.protocols.grps.brpc.codec import BrpcCodec
+from gateway.protocols.grps.brpc.codec import BrpcCodec, trace_headers
 from gateway.protocols.grps.brpc.compression import (
     GZIP,
     NAMES,
@@ -37,7 +37,6 @@ from gateway.protocols.grps.brpc.compression import (
     unpacked_bytes,
 )
 from gateway.protocols.grps.brpc.framing import BaiduFramer, frame_bytes, server_framer, split_frame
-from gateway.protocols.grps.brpc.tracing import trace_headers
 from gateway.protocols.grps.errors import Unreadable
 from gateway.schema.baidu_std_pb2 import RpcMeta, RpcRequestMeta
 from gateway.wire.stream import Frame

@@ -12,7 +12,7 @@ from gateway.ir.calls import Call, InferRequest, ModelReadyRequest
 from gateway.ir.context import Client, Context, ModelRef
 from gateway.ir.errors import AccessDenied, InternalError, Overloaded
 from gateway.ir.identity import GATEWAY, Identity
-from gateway.policies.access.ask_authoriser import AskAuthoriser
+from gateway.policies.access.external import AskAuthoriser
 from tests.fakes import ScriptedService
 
 M = ModelRef("m")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.ir.streaming_body import BodySink
-from gateway.wire.interleaved_body import InterleavedBody
+from gateway.ir.streaming_body import BodySink, InterleavedBody
 from tests.fakes import FakeArriving
 
 INSERTS = ((4, b"<one>"), (7, b"<two>"), (9, b"<three>"))

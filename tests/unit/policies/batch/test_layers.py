@@ -20,7 +20,7 @@ from gateway.ir.errors import NotFound
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
 from gateway.ir.tensor import RequestedOutput, Tensor
 from gateway.model_info.metadata_cache import MetadataCache
-from gateway.policies.batch.normalize import NormalizeOutputs
+from gateway.policies.batch.layers import NormalizeOutputs
 from tests.fakes import FakeStream, ScriptedService
 
 M = ModelRef("m")
