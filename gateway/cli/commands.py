@@ -97,11 +97,22 @@ def run(arguments: Sequence[str]) -> int:
         del words[0]
     requested = [word for word in words[:1] if _is_command(word)]
     app = command_line(requested) if requested else overview()
+    _log_to_standard_error()
     try:
         app(list(arguments), prog_name="gateway")
     except SystemExit as exit_:
         return exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
     return 0
+
+
+def _log_to_standard_error() -> None:
+    """Keep the log of what a command imports from its data; `serve` sets up its own."""
+    structlog = sys.modules.get("structlog")
+    if structlog is not None:  # its import would make `--help` slow
+        structlog.configure(
+            wrapper_class=structlog.make_filtering_bound_logger("warning"),
+            logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
+        )
 
 
 def _is_command(word: str) -> bool:

@@ -8,6 +8,7 @@ from typing import Any, Final
 from gateway.config.models import Config
 from gateway.config.yaml_tree import Finding, KeyPath
 from gateway.ir.text_tasks import TextForms
+from gateway.policies.signatures import SIGNATURE, DescribedModels
 from gateway.policies.texts.tokenizer import tokenizer_of
 from gateway.registry import protocol
 from gateway.wire.options import OptionError
@@ -34,6 +35,19 @@ def read_declarations(config: Config, directory: Path) -> Declarations:
         for key, value in model.protocols.items():
             found.setdefault(name, {})[key] = _read(key, value, directory)
     return found
+
+
+def described_models(config: Config, declarations: Declarations) -> DescribedModels:
+    """Return what a configuration says about models of upstreams, by their name there."""
+    own = {name for name, model in config.models.items() if model.backend is not None}
+    signatures = {
+        name: signature
+        for name, model in config.models.items()
+        if name not in own and (signature := SIGNATURE.of(model)) is not None
+    }
+    return DescribedModels(
+        signatures, {name: each for name, each in declarations.items() if name not in own}
+    )
 
 
 def check_declarations(config: Config, directory: Path) -> Iterator[Finding]:

@@ -226,14 +226,30 @@ def _resolve_target(
     return models[target.model or ""]
 
 
-def _target(target: TargetConfig, found: RouteTarget, route: ChainContext) -> Target:
-    name, own = target_name(target), TRANSFORM.of(target)
+def chain_of_target(
+    target: TargetConfig, model: TargetModel, end: Service, at: ChainContext
+) -> Service:
+    """Return the layers of a target before *end*, which gets the names of the target.
+
+    Args:
+        target: Has the keys of the layers.
+        model: The name and the version of the model there.
+        end: The upstream or the model.
+        at: Of the route, or of no gateway.
+
+    Raises:
+        LookupError: The transform does not exist.
+    """
+    own = TRANSFORM.of(target)
     transform = TargetTransform(None if own is None else registry.transform(own))
-    at = route.inside(name, "target", target).with_parts(
-        TargetModel(target.model, target.version), transform
-    )
-    service = build_chain("target", found.service, at)
-    return Target(name, service, target.weight, found.ready, target.priority)
+    inside = at.inside(target_name(target), "target", target).with_parts(model, transform)
+    return build_chain("target", end, inside)
+
+
+def _target(target: TargetConfig, found: RouteTarget, route: ChainContext) -> Target:
+    model = TargetModel(target.model, target.version)
+    service = chain_of_target(target, model, found.service, route)
+    return Target(target_name(target), service, target.weight, found.ready, target.priority)
 
 
 def ready_unless_unloaded(

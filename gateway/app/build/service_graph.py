@@ -21,7 +21,7 @@ from gateway.app.access.permissions import listener_access, names_clients
 from gateway.app.admin.status.document import route_entries, upstream_entries
 from gateway.app.build.batching import share_upstream_calls
 from gateway.app.build.chain_context import ChainContext, Keep, Sections, keep_nothing
-from gateway.app.build.declarations import read_declarations
+from gateway.app.build.declarations import described_models, read_declarations
 from gateway.app.build.kept_parts import KeptParts
 from gateway.app.build.models import BuiltModels, build_models
 from gateway.app.build.package_layers import ListenerRoutes, configured_readers
@@ -64,7 +64,6 @@ from gateway.policies.shared_memory.policy import (
     SharedMemoryMode,
     SharedMemoryOff,
 )
-from gateway.policies.signatures import SIGNATURE
 from gateway.registry import layers, own_layers, recorded_calls
 from gateway.routing.balance import Readiness
 from gateway.routing.match import Matcher, matched_name
@@ -329,18 +328,7 @@ class ServiceGraph:
 
     def _build_upstreams(self) -> dict[str, BuiltUpstream]:
         config, process = self.config, self._process
-        signatures = {
-            name: signature
-            for name, model in config.models.items()
-            if model.backend is None and (signature := SIGNATURE.of(model)) is not None
-        }
-
-        declarations = {
-            name: declared
-            for name, declared in self._declarations.items()
-            if config.models[name].backend is None
-        }
-
+        described = described_models(config, self._declarations)
         shared = self._shared_settings("upstream", "endpoint")
 
         def build(name: str, upstream: UpstreamConfig) -> BuiltUpstream:
@@ -349,8 +337,7 @@ class ServiceGraph:
             idle_s = SEQUENCE_IDLE.of(config.policies)
             source = (
                 upstream,
-                signatures,
-                declarations,
+                described,
                 idle_s,
                 longest_call_s,
                 text_routes,
@@ -363,10 +350,10 @@ class ServiceGraph:
                 lambda: build_upstream(
                     name,
                     upstream,
-                    signatures,
+                    described.signatures,
                     process.metrics,
                     self.loaded.directory,
-                    declarations=declarations,
+                    declarations=described.declarations,
                     sequence_idle_s=idle_s,
                     longest_call_s=longest_call_s,
                     text_routes=text_routes,

@@ -158,11 +158,14 @@ def connect(  # noqa: PLR0913  # keyword-only, but for the first
 
 
 def complete_service(
-    connected: Connected, url: Url, headers: Mapping[str, str] = MappingProxyType({})
+    connected: Connected,
+    url: Url,
+    headers: Mapping[str, str] = MappingProxyType({}),
+    described: DescribedModels | None = None,
 ) -> Service:
     """Return a service that also adds names, shapes and classes that the protocol lacks.
 
-    Each call gets the *headers*.
+    Each call gets the *headers*. What *described* says of models goes before what the server says.
     """
     spec = protocol(url.protocol)
     server = ServerTraits(
@@ -171,11 +174,14 @@ def complete_service(
         partial(spec.may_have, DefectKind.EMPTY_CLASSES, None, url.carrier),
         codec=connected.codec,
     )
-    return chain_of_server(connected.service, server, headers)
+    return chain_of_server(connected.service, server, headers, described)
 
 
 def chain_of_server(
-    end: Service, server: ServerTraits, headers: Mapping[str, str] = MappingProxyType({})
+    end: Service,
+    server: ServerTraits,
+    headers: Mapping[str, str] = MappingProxyType({}),
+    described: DescribedModels | None = None,
 ) -> Service:
     """Return the layers of an endpoint that belongs to no upstream of a configuration.
 
@@ -183,8 +189,10 @@ def chain_of_server(
         end: Sends the calls.
         server: What the layers need to know of the server.
         headers: The headers of each call.
+        described: What a configuration says of models; None for nothing.
     """
-    at = NO_CONTEXT.with_parts(server, AddedHeaders(headers), DescribedModels(), ModelCalls())
+    models = described or DescribedModels()
+    at = NO_CONTEXT.with_parts(server, AddedHeaders(headers), models, ModelCalls())
     return build_chain("endpoint", end, at)
 
 

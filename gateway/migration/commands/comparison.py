@@ -7,8 +7,12 @@ from typing import Annotated, TypeVar
 
 import typer
 
+from gateway.app.build.chain_context import NO_CONTEXT
+from gateway.app.build.declarations import described_models, read_declarations
+from gateway.app.build.routes import chain_of_target
 from gateway.cli.output import WRONG_USAGE, fail
-from gateway.config.load import ConfigError, load_file
+from gateway.config.load import ConfigError, LoadedConfig, load_file
+from gateway.config.routes import TargetConfig
 from gateway.migration.compare.conditions import Condition, parse_fail_if, parse_fail_unless
 from gateway.migration.compare.summary import Summary
 from gateway.migration.evidence.guards import Guards
@@ -21,6 +25,10 @@ from gateway.migration.evidence.verdicts import (
 )
 from gateway.migration.replay.mismatch_list import MismatchList
 from gateway.migration.settings import MIGRATIONS, MigrationConfig
+from gateway.migration.targets import check_migrations, live_migrations
+from gateway.policies.rename import TargetModel
+from gateway.policies.signatures import DescribedModels
+from gateway.service import Service
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -30,7 +38,7 @@ CompareOption = Annotated[
     typer.Option(
         "--compare",
         metavar="FILE#NAME",
-        help="Rules of the outputs and guards: `migrations: {NAME: ...}` of a configuration.",
+        help="Rules, guards, names and signatures: `migrations: {NAME: ...}` of a configuration.",
     ),
 ]
 FailIfOption = Annotated[
@@ -73,22 +81,74 @@ def open_list(path: Path | None) -> MismatchList | None:
 
 def load_migration(source: str | None) -> MigrationConfig:
     """Return the migration `FILE#NAME`, or the defaults; end the command if there is none."""
-    if source is None:
-        return MigrationConfig()
+    return MigrationConfig() if source is None else _load(source)[1]
+
+
+def _load(source: str) -> tuple[LoadedConfig, MigrationConfig]:
     file, _, name = source.rpartition("#")
     if not file:
         fail(f"--compare is {source!r}; expected FILE#NAME", WRONG_USAGE)
     try:
-        config = load_file(Path(file)).config
+        loaded = load_file(Path(file))
     except ConfigError as error:
         fail(f"the configuration is invalid:\n{error}", WRONG_USAGE)
     except OSError as error:
         fail(f"cannot read {file}: {error.strerror}", WRONG_USAGE)
-    migration = MIGRATIONS.of(config).get(name)
-    if migration is None:
-        names = ", ".join(MIGRATIONS.of(config)) or "none"
+    migrations = MIGRATIONS.of(loaded.config)
+    if name not in migrations:
+        names = ", ".join(migrations) or "none"
         fail(f"{file} has no migration {name!r}; its migrations are {names}", WRONG_USAGE)
-    return migration
+    return loaded, migrations[name]
+
+
+@dataclass(frozen=True, slots=True)
+class CompareFile:
+    """What the configuration of `--compare` says besides the rules.
+
+    Attributes:
+        migration: The migration.
+        described: What it says about models of servers.
+        new, old: The targets of its route; None without a route.
+    """
+
+    migration: MigrationConfig
+    described: DescribedModels
+    new: TargetConfig | None = None
+    old: TargetConfig | None = None
+
+    def named(self, target: TargetConfig | None, end: Service, *, has_models: bool) -> Service:
+        """Return *end* behind the names that a target of an upstream has.
+
+        Args:
+            target: One of the targets.
+            end: The server.
+            has_models: Whether calls have the names of models there, by --model.
+        """
+        if target is None or target.upstream is None:
+            return end
+        model = TargetModel() if has_models else TargetModel(target.model, target.version)
+        return chain_of_target(target, model, end, NO_CONTEXT)
+
+
+def load_compare_file(source: str | None) -> CompareFile:
+    """Return what `FILE#NAME` says, or the defaults; end the command if there is no such."""
+    if source is None:
+        return CompareFile(MigrationConfig(), DescribedModels())
+    loaded, migration = _load(source)
+    try:
+        declarations = read_declarations(loaded.config, loaded.directory)
+        described = described_models(loaded.config, declarations)
+    except (LookupError, ValueError) as error:
+        fail(f"the configuration is invalid: {error.args[0]}", WRONG_USAGE)
+    try:
+        lives = {each.name: each for each in live_migrations(loaded.config)}
+    except KeyError:  # a migration without its route or target
+        _, problem = next(check_migrations(loaded.config))
+        fail(f"the configuration is invalid: {problem}", WRONG_USAGE)
+    live = lives.get(source.rpartition("#")[2])
+    if live is None:
+        return CompareFile(migration, described)
+    return CompareFile(migration, described, live.new, live.old)
 
 
 @dataclass(frozen=True, slots=True)

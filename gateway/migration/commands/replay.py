@@ -46,12 +46,14 @@ from gateway.migration.captures.segment_reader import UnreadableSegment
 from gateway.migration.captures.segment_writer import SegmentWriter
 from gateway.migration.commands.capture import CaptureArgument, open_capture, print_problems
 from gateway.migration.commands.comparison import (
+    CompareFile,
     CompareOption,
     FailIfOption,
     FailUnlessOption,
     Judgement,
     MismatchesOption,
     judged,
+    load_compare_file,
     load_migration,
     open_list,
     parse_conditions,
@@ -157,8 +159,8 @@ def replay(  # noqa: PLR0913, PLR0917  # one for each flag
 
     Example: gateway replay capture --against oip+grpc://127.0.0.1:9001
     """
-    migration = load_migration(compare)
-    guards = Guards(migration.guards)
+    compared = load_compare_file(compare)
+    guards = Guards(compared.migration.guards)
     conditions = parse_conditions(fail_if, fail_unless)
     options, mode = _options(pace, speed, rate, concurrency, limit, timeout, model or [])
     options = replace(options, is_wire=wire)
@@ -180,7 +182,7 @@ def replay(  # noqa: PLR0913, PLR0917  # one for each flag
                         found,
                         urls,
                         options,
-                        migration,
+                        compared,
                         guards,
                         selection,
                         directory,
@@ -348,7 +350,7 @@ async def _run(  # noqa: PLR0913, PLR0917  # what the flags become
     capture: Capture,
     urls: Sequence[Url],
     options: ReplayOptions,
-    migration: MigrationConfig,
+    compared: CompareFile,
     guards: Guards,
     selection: Selection,
     results: Path | None,
@@ -362,8 +364,14 @@ async def _run(  # noqa: PLR0913, PLR0917  # what the flags become
     connections = [(connect(url, adapt=adapt, tls=server.tls), url) for url in urls]
     # A layer that completes a call would write its message anew.
     services = [
-        connected.service if options.is_wire else complete_service(connected, url, server.headers)
-        for connected, url in connections
+        connected.service
+        if options.is_wire
+        else compared.named(
+            target,
+            complete_service(connected, url, server.headers, compared.described),
+            has_models=bool(options.models),
+        )
+        for (connected, url), target in zip(connections, (compared.new, compared.old), strict=False)
     ]
     writer = await _results_writer(results, str(urls[0]), part, services[0])
     is_terminal = sys.stderr.isatty()
@@ -382,7 +390,7 @@ async def _run(  # noqa: PLR0913, PLR0917  # what the flags become
     running = Replay(
         services[0],
         options,
-        rules_of(migration.compare, named_rule),
+        rules_of(compared.migration.compare, named_rule),
         reference=services[1] if len(services) > 1 else None,
         codec=codec_of(urls[0]),
         on_done=done,

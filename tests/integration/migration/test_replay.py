@@ -288,6 +288,59 @@ def test_wrong_usage_of_replay_is_rejected(
     assert result.exit_code == status
 
 
+NAMED = """
+version: 1
+listeners: [{{http: "127.0.0.1:0"}}]
+upstreams: {{old: {{url: "trtis+http://127.0.0.1:1"}}, new: {{url: "{url}"}}}}
+routes:
+  - name: digits
+    targets:
+      - upstream: old
+      - upstream: new
+        model: next
+        version: ""
+        weight: 0
+        tensors: {{inputs: {{X: pixels}}, outputs: {{label: class, probabilities: scores}}}}
+models:
+  next:
+    signature:
+      inputs: [{{name: pixels, datatype: FP32, shape: [-1, 64]}}]
+      outputs:
+        - {{name: class, datatype: INT64, shape: [-1]}}
+        - {{name: scores, datatype: FP32, shape: [-1, 10]}}
+migrations:
+  digits: {{route: {route}, old: old, new: new/next, compare: {{outputs: {{probabilities: ignore}}}}}}
+"""
+
+
+async def test_names_and_signatures_of_the_configuration_are_enough(
+    recorded: Path, tmp_path: Path
+) -> None:
+    """A server that tells nothing of its model gets its own names; results have those of clients."""
+    config = yaml.safe_load(configuration())
+    names = {"inputs": {"pixels": "X"}, "outputs": {"class": "label", "scores": "probabilities"}}
+    config["listeners"][0]["default_model"] = "next"
+    target = {"model": "digits", "version": "2", "tensors": names}
+    config["routes"] = [{"match": {"model": "next"}, "targets": [target]}]
+    file = tmp_path / "gateway.yaml"
+    results = str(tmp_path / "results")
+    async with running(yaml.safe_dump(config)) as gateway:
+        url = f"mlflow+http://{gateway.addresses['main.http']}"
+        file.write_text(NAMED.format(url=url, route="digits"))
+        compare = ("--compare", f"{file}#digits")
+        against = ("replay", str(recorded), "--against", url, *compare, "-o", results)
+        replayed = await asyncio.to_thread(gateway_command, *against, "--output", "json")
+    assert replayed.returncode == 0, replayed.stdout + replayed.stderr
+    document = json.loads(replayed.stdout)
+    outcomes = {key: count for key, count in document["outcomes"].items() if count}
+    assert {"match": 450 - len(DIFFERENT), "mismatch": len(DIFFERENT)} == outcomes
+    found = command("diff", str(recorded), results, *compare, "--output", "json")
+    assert outcomes.items() <= json.loads(found.stdout)["outcomes"].items()
+    file.write_text(NAMED.format(url=url, route="other"))
+    wrong = command(*against)
+    assert (wrong.exit_code, "unknown route 'other'" in wrong.output) == (2, True)
+
+
 def test_directory_without_a_capture_is_a_usage_error(tmp_path: Path) -> None:
     """Both commands exit with status 2; `replay` names the missing capture."""
     result = command("replay", str(tmp_path), "--against", "oip+http://127.0.0.1:1")
