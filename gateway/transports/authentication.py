@@ -139,6 +139,17 @@ def client_names(alternatives: Iterable[tuple[str, Any]], common: Iterable[str])
     yield from (f"cn:{value}" for value in common if not is_blank(value))
 
 
+def kind_of_name(name: str) -> str:
+    """Return the kind of an alternative name where nothing tells it.
+
+    An address, of a machine or of a mailbox, is no DNS name.
+    """
+    if "://" in name:
+        return "URI"
+    is_address = ":" in name or "@" in name or name.replace(".", "").isdecimal()
+    return "other" if is_address else "DNS"
+
+
 def _names(certificate: Any) -> Iterator[str]:
     subject = (pair for part in certificate.get("subject", ()) for pair in part)
     common = (value for kind, value in subject if kind == "commonName")

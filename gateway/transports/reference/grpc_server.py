@@ -26,7 +26,7 @@ from gateway.concurrency.limiter import CLIENT_MEMORY
 from gateway.concurrency.timeouts import Timeout
 from gateway.ir import errors
 from gateway.ir.context import Client
-from gateway.transports.authentication import Authentication, client_names
+from gateway.transports.authentication import Authentication, client_names, kind_of_name
 from gateway.transports.callers import IdentifiedCaller, agent_of
 from gateway.transports.client_shares import ClientShares, client_shares
 from gateway.transports.contract import GrpcMount, MemoryBudget, ServerLimits, is_probe
@@ -359,22 +359,11 @@ class _Method:
 def certificate_names(context: Context) -> Iterator[str]:
     """Yield the names in the certificate of a client: URIs, DNS names, common names."""
     found = context.auth_context()
-    alternatives, common = (
-        [each.decode("utf-8", "replace") for each in found.get(f"x509_{kind}", ())]
-        for kind in ("subject_alternative_name", "common_name")
+    kinds = ("x509_subject_alternative_name", "x509_common_name")
+    names, common = (
+        [str(one, "utf-8", "replace") for one in found.get(kind, ())] for kind in kinds
     )
-    return client_names([(_kind(each), each) for each in alternatives], common)
-
-
-def _kind(name: str) -> str:
-    """Return the kind of an alternative name, which grpcio does not tell.
-
-    An address, of a machine or of a mailbox, is no DNS name.
-    """
-    if "://" in name:
-        return "URI"
-    is_address = ":" in name or "@" in name or name.replace(".", "").isdecimal()
-    return "other" if is_address else "DNS"
+    return client_names([(kind_of_name(each), each) for each in names], common)
 
 
 def _address(context: Context) -> str:
