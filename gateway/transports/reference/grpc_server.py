@@ -358,10 +358,9 @@ class _Method:
 
 def certificate_names(context: Context) -> Iterator[str]:
     """Yield the names in the certificate of a client: URIs, DNS names, common names."""
-    found = context.auth_context()
-    kinds = ("x509_subject_alternative_name", "x509_common_name")
     names, common = (
-        [str(one, "utf-8", "replace") for one in found.get(kind, ())] for kind in kinds
+        [str(one, "utf-8", "replace") for one in context.auth_context().get(f"x509_{kind}", ())]
+        for kind in ("subject_alternative_name", "common_name")
     )
     return client_names([(kind_of_name(each), each) for each in names], common)
 
