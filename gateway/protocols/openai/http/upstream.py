@@ -192,8 +192,12 @@ class TextClient:
         request = passed_request(call, message, path)
         body, name = bytes(request.view), orjson.dumps(call.model.name)
         found = list(_MODEL.finditer(body))
-        if len(found) > 1 or _OTHER_SPELLING in body:
-            body = orjson.dumps({**load_json(body, "the body"), "model": call.model.name})
+        # Only the object itself has this member, in these letters.
+        if len(found) != 1 or body.count(b"{") > 1 or _OTHER_SPELLING in body:
+            document = load_json(body, "the body")
+            if document.get("model") == call.model.name:
+                return request
+            body = orjson.dumps({**document, "model": call.model.name})
         elif found[0][1] == name:
             return request
         else:
