@@ -21,9 +21,10 @@ from gateway.api.protocol import Codec
 from gateway.ir.calls import Call, InferResponse, OpaqueCall
 from gateway.ir.context import Origin
 from gateway.ir.datatypes import Datatype
-from gateway.ir.errors import GatewayError, Unsupported
+from gateway.ir.doubles import MOST_EXACT
+from gateway.ir.errors import GatewayError, MalformedMessage, Unsupported
 from gateway.ir.tensor import Tensor, array_tensor, items_tensor
-from gateway.migration.captures.records import RecordedCall, WireRow
+from gateway.migration.captures.records import INVALID_VALUES, RecordedCall
 from gateway.migration.replay.wire_messages import body_of
 from gateway.migration.replay.wire_replay import recorded_request
 from gateway.registry import protocol
@@ -63,11 +64,19 @@ def outputs_of_whole(call: Call[Any], reply: InferResponse | Origin) -> tuple[Te
 
 
 def forwarded_outputs(record: RecordedCall) -> tuple[Tensor, ...] | None:
-    """Return the recorded reply of such a call as outputs; None if it was not recorded."""
+    """Return the recorded reply of such a call as outputs; None if it was not recorded.
+
+    Raises:
+        MalformedMessage: The record is malformed.
+    """
     rows = {each.side: each for each in reversed(record.wire)}
-    if "reply" not in rows:
+    if not {"request", "reply"} <= rows.keys():
         return None
-    return _outputs(record.call.protocol, _method_of(rows.get("request")), rows["reply"].body)
+    try:
+        method = str(json.loads(rows["request"].head)["method"])
+    except INVALID_VALUES as error:
+        raise MalformedMessage(f"recorded call {record.id} is malformed: {error}") from error
+    return _outputs(record.call.protocol, method, rows["reply"].body)
 
 
 def _outputs(name: str, method: str, body: bytes) -> tuple[Tensor, ...]:
@@ -101,10 +110,6 @@ def _reply_types(name: str) -> dict[str, Descriptor]:
     return found
 
 
-def _method_of(row: WireRow | None) -> str:
-    return "" if row is None else str(json.loads(row.head).get("method", ""))
-
-
 def _values(kind: Descriptor, body: bytes) -> Any:
     message = GetMessageClass(kind)()
     message.ParseFromString(body)
@@ -112,12 +117,12 @@ def _values(kind: Descriptor, body: bytes) -> Any:
 
 
 def _without_numbers(value: Any, numbers: list[float]) -> Any:
-    """Return JSON with 0 for each number, which is added to *numbers*."""
+    """Return JSON with 0 for each number that a double has, which is added to *numbers*."""
     if isinstance(value, dict):
         return {key: _without_numbers(value[key], numbers) for key in sorted(value)}
     if isinstance(value, list):
         return [_without_numbers(each, numbers) for each in value]
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if type(value) is float or (type(value) is int and abs(value) <= MOST_EXACT):
         numbers.append(float(value))
         return 0
     return value
