@@ -6,13 +6,15 @@ Chosen with `--hypothesis-profile`, or else by the environment variable HYPOTHES
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import pytest
+import structlog
 from hypothesis import settings
 
 from gateway import accelerator
@@ -132,6 +134,17 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         gc.collect()
     finally:
         sys.unraisablehook = reported
+
+
+@pytest.fixture(autouse=True)
+def own_logging() -> Iterator[None]:
+    """Restore the process's logging, which commands and gateways under test configure."""
+    root, before = logging.getLogger(), structlog.get_config()
+    handlers, level = root.handlers[:], root.level
+    yield
+    structlog.configure(**before)
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 @pytest.fixture(params=["compiled", "plain Python"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Iterator
 
@@ -19,20 +18,14 @@ BY_PAIR = pytest.fixture(params=_PAIRS, ids=lambda pair: f"{pair[0]}-server-{pai
 
 
 @pytest.fixture
-def json_logs() -> Iterator[None]:
+def json_logs() -> None:
     """Log as a gateway does.
 
     Loggers of modules do not cache this configuration, which would hide their lines from the tests
     that follow.
     """
-    root, before = logging.getLogger(), structlog.get_config()
-    handlers, level = root.handlers[:], root.level
     logs.configure("info", "json", sys.stderr)
     structlog.configure(cache_logger_on_first_use=False)
-    yield
-    structlog.configure(**before)
-    root.handlers[:] = handlers
-    root.setLevel(level)
 
 
 @pytest.fixture(params=["reference", "native"])

@@ -4,7 +4,6 @@ import io
 import json
 import logging
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,17 +12,6 @@ import structlog
 from gateway.telemetry import logs
 from gateway.telemetry.line_writer import LineStream
 from gateway.telemetry.logs import configure
-
-
-@pytest.fixture(autouse=True)
-def restored() -> Iterator[None]:
-    """Restore structlog and the root logger afterwards."""
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    structlog.reset_defaults()
-    root.handlers[:] = handlers
-    root.setLevel(level)
 
 
 def lines(out: io.StringIO) -> list[dict[str, Any]]:
