@@ -61,7 +61,7 @@ class Handling:
             any response to a request that is passed on. Beside the latter, a response that
             refuses the caller is an error and is not passed to it.
         send_on: Writes a whole message to an upstream, from the call and the message; see
-            `Codec.send_on`.
+            `Codec.send_on`. Requests for streams are whole only where they have it.
         pass_on: Writes a whole response to a client, from the call and the response; None where
             the form of the messages suffices. See `Codec.pass_on`.
     """
@@ -98,6 +98,7 @@ def with_replies(
 
 
 _NOT_HANDLED: Final = Handling()
+_SENT_ON: Final = frozenset({InferRequest, StreamInferRequest, OpaqueCall})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,8 +204,12 @@ class Codec(abc.ABC, Generic[Q, A]):
             origin is not None
             and origin.whole != ""
             and origin.whole == self.whole
+            and (type(call) is not StreamInferRequest or self._passes_streams())
             and self.is_plain(origin.wire)
         )
+
+    def _passes_streams(self) -> bool:
+        return self.calls.get(StreamInferRequest, _NOT_HANDLED).send_on is not None
 
     def is_plain(self, wire: Q, /) -> bool:
         """Return whether every reader of a client's message reads the same."""
@@ -302,7 +307,7 @@ class Codec(abc.ABC, Generic[Q, A]):
         """Write a request to an upstream. Raises `Unsupported` for what the protocol lacks."""
         kind = type(call)
         origin = call.message if type(call) is OpaqueCall else call.context.origin
-        if origin is not None and (kind is InferRequest or kind is OpaqueCall):
+        if origin is not None and kind in _SENT_ON:
             if origin.whole and origin.whole == self.whole:
                 return self.send_on(call, origin)
             if origin.refusal is not None:
@@ -346,7 +351,7 @@ class Codec(abc.ABC, Generic[Q, A]):
         self._check_response(call, wire)
         if type(call) is OpaqueCall and call.message.whole:
             return cast("R", Origin(self.name, wire, whole=call.message.whole))
-        origin = call.context.origin if type(call) is InferRequest else None
+        origin = call.context.origin if type(call) in _SENT_ON else None
         if origin is not None and origin.whole and origin.whole == self.whole:
             return cast("R", self._whole_reply(found, call, wire))
         read = found.decode_reply
@@ -381,7 +386,8 @@ class Codec(abc.ABC, Generic[Q, A]):
         if self.messages is None or not self.messages.is_plain_reply(message.wire, wire):
             raise MalformedMessage(f"response says different things to readers: {unread.message}")
         model = call.model or ModelRef("")
-        return InferResponse(model=model, outputs=(), error=unread, origin=own)
+        is_final = type(call) is InferRequest
+        return InferResponse(model=model, outputs=(), error=unread, origin=own, is_final=is_final)
 
     def _check_response(self, call: Call[Any], wire: A, /) -> None:
         """Raise the error in an upstream's response, if it has one."""

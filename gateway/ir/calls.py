@@ -388,6 +388,14 @@ class StreamInferRequest(Call[AsyncIterator[InferResponse]], frozen=True, kw_onl
     request: InferRequest
 
 
+def with_model(call: C, model: ModelRef) -> C:
+    """Return *call* for *model*, and so the inference of a stream; a whole message stays."""
+    found = call.changed(model=model)
+    if isinstance(found, StreamInferRequest):
+        return replace(found, request=found.request.changed(model=model))
+    return found
+
+
 def rewritten(call: C) -> C:
     """Return *call* without its whole message, because a layer reads or changes its tensors.
 

@@ -20,6 +20,7 @@ from gateway.ir.calls import (
     ModelMetadataRequest,
     StreamInferRequest,
     rewritten,
+    with_model,
 )
 from gateway.ir.context import ModelRef
 from gateway.ir.data import ArrayData
@@ -122,8 +123,11 @@ class Rename:
         if isinstance(call, InferRequest):
             return cast("R", self._response(model, await self._inner(self._request(call, target))))
         if isinstance(call, StreamInferRequest):
-            request = self._request(call.request, target)
-            items = await self._inner(call.changed(model=target, request=request))
+            renamed = with_model(call, target)
+            if self._inputs or self._outputs or self._shapes:
+                request = self._request(rewritten(call).request, target)
+                renamed = call.changed(model=target, request=request)
+            items = await self._inner(renamed)
             return cast("R", MappedStream(items, lambda item: self._item(model, item)))
         if target != model:
             call = call.changed(model=target)

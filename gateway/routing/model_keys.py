@@ -12,9 +12,14 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from gateway.concurrency.ttl_lookup import TtlLookup
-from gateway.ir.calls import Call, InferRequest, RepositoryIndexRequest, StreamInferRequest
+from gateway.ir.calls import (
+    Call,
+    InferRequest,
+    RepositoryIndexRequest,
+    StreamInferRequest,
+    with_model,
+)
 from gateway.ir.context import ModelRef
-from gateway.routing.router import with_model
 from gateway.service import Service
 
 R = TypeVar("R")

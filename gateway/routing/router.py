@@ -13,6 +13,7 @@ from gateway.ir.calls import (
     ModelReadyRequest,
     ServerReadyRequest,
     StreamInferRequest,
+    with_model,
 )
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import GatewayError, ModelNotFound, ModelNotNamed, NoRoute
@@ -149,14 +150,6 @@ async def _failing(error: GatewayError) -> Any:
         raise error
     finally:
         del error  # its traceback refers to this frame: end the reference cycle
-
-
-def with_model(call: Call[R], model: ModelRef) -> Call[R]:
-    """Return *call* with *model*; changes the inference inside a stream too."""
-    if isinstance(call, StreamInferRequest):
-        inner = call.request.changed(model=model)
-        return cast("Call[R]", call.changed(model=model, request=inner))
-    return call.changed(model=model)
 
 
 def _rule_text(rule: Rule) -> str:

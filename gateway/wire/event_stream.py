@@ -21,6 +21,16 @@ _LINES: Final = re.compile(_LINE_END)
 _DATA: Final = b"data:"
 
 
+class Event(HttpResponse, frozen=True, kw_only=True):
+    """The data of an event, as a response.
+
+    Attributes:
+        whole: The event as it came, with the headers of its stream.
+    """
+
+    whole: HttpResponse
+
+
 class EventSplitter(PartsSplitter):
     """Cuts an upstream's events out of the parts of its response; each is a response of its own.
 
@@ -31,26 +41,27 @@ class EventSplitter(PartsSplitter):
     def __init__(self, limits: MessageLimits) -> None:
         super().__init__(limits, "an event")
         self._searched = 0
+        self._headers = Headers()
 
     def receive(self, part: HttpResponse, /) -> list[HttpResponse]:
-        """Return the events that *part* completes; a failure that is no stream comes at its end.
+        """Return the events that *part* completes; a response that is no stream comes at its end.
 
-        Triton's stream has another status if it begins with an error.
+        Triton's stream has another status if it begins with an error, and a server that knows no
+        streams replies with one document.
 
         Raises:
             TooLarge: An event exceeds the limit.
         """
-        if part.status != _OK and not is_event_stream(part):
+        if is_json(part) or (part.status != _OK and not is_event_stream(part)):
             return self._fail(part)
+        self._headers = part.headers
         held = self._held
         held += part.view
         found: list[HttpResponse] = []
         while (end := _END.search(held, self._searched)) is not None:
-            data = _data_of(bytes(held[: end.start()]))
+            found += self._events(bytes(held[: end.end()]), end.start())
             del held[: end.end()]
             self._searched = 0
-            if data is not None:
-                found.append(HttpResponse(_OK, _JSON_HEADERS, (data,)))
         self._searched = max(0, len(held) - _LONGEST_END)
         self._check_held()
         return found
@@ -61,13 +72,31 @@ class EventSplitter(PartsSplitter):
         Raises:
             MalformedMessage: The stream ends within a line that is no data.
         """
-        data = None if self._failed is not None else _data_of(bytes(self._held))
-        return super().end() if data is None else [HttpResponse(_OK, _JSON_HEADERS, (data,))]
+        held = bytes(self._held)
+        last = [] if self._failed is not None else self._events(held, len(held))
+        return last or super().end()
+
+    def _events(self, text: bytes, end: int) -> list[HttpResponse]:
+        """Return the event that is the *text* up to *end*; none if it is only comments."""
+        data = _data_of(text[:end])
+        if data is None:
+            return []
+        came = HttpResponse(_OK, self._headers, (text,))
+        return [Event(_OK, _JSON_HEADERS, (data,), whole=came)]
 
 
 def is_event_stream(part: HttpResponse) -> bool:
     """Return whether a response is a stream of events."""
-    return (part.headers.get("content-type") or "").lower().startswith("text/event-stream")
+    return _kind_of(part).startswith("text/event-stream")
+
+
+def is_json(part: HttpResponse) -> bool:
+    """Return whether a response is one document of JSON."""
+    return _kind_of(part).startswith("application/json")
+
+
+def _kind_of(part: HttpResponse) -> str:
+    return (part.headers.get("content-type") or "").lower()
 
 
 def _data_of(text: bytes) -> bytes | None:

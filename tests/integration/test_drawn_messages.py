@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from random import Random
 from typing import Any, cast
 
@@ -13,7 +13,7 @@ import pytest
 from gateway.app.build.upstreams import chain_of_server
 from gateway.app.chains.upstream import ServerTraits
 from gateway.frontend.frontend import Frontend
-from gateway.ir.calls import Call, InferRequest
+from gateway.ir.calls import Call, inference_of
 from gateway.ir.errors import GatewayError, ModelNotFound
 from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.policies.own_form import AskInOwnForm
@@ -157,6 +157,10 @@ class _Client:
         headers = Headers((("content-type", answer.kind), *answer.headers))
         return HttpResponse(answer.status, headers, (memoryview(answer.body),))
 
+    async def stream(self, wire: Any, /, *, deadline: float | None) -> AsyncIterator[Any]:
+        self.seen.append(wire)
+        yield self._response(wire)
+
     async def close(self) -> None:
         """Close nothing."""
 
@@ -243,7 +247,8 @@ def _check_call(codec: Any, wire: Any, calls: list[Call[Any]]) -> None:
         read = codec.decode_call(wire)
     except GatewayError as error:
         read = codec.decode_unread(wire, error)
-    if isinstance(read, InferRequest):
-        checked = [each for each in calls if isinstance(each, InferRequest)][-1]
-        assert read.model == checked.model
-        assert read.inputs == checked.inputs
+    inference = inference_of(read)
+    if inference is not None:
+        checked = [each for each in map(inference_of, calls) if each is not None][-1]
+        assert inference.model == checked.model
+        assert inference.inputs == checked.inputs

@@ -38,6 +38,13 @@ JSON = "application/json"
 FLOATS = b"\0\0\x80\x3f\0\0\0\x40"
 _TRTIS = "/nvidia.inferenceserver.GRPCService/"
 _TFS = "/tensorflow.serving.PredictionService/"
+_SSE = "text/event-stream; own=1"
+# Halves of a character, other line ends, no index, members of its own, and an event of no text.
+_EVENT = b'data: {"id":"own","error":null,"choices":[{"text":"\\ud83d","own":1}]}\n\n'
+_EVENTS = _EVENT + (
+    b'event: own\r\nid: 7\r\ndata: {"choices":[{"text":"\\ude00","finish_reason":"own"}]}\r\n\r\n'
+    b'data: {"own":[1.50]}\r\rdata: [DONE]'
+)
 _OPENAI_FORMS = {"input": "text", "model": "m"}
 
 
@@ -366,14 +373,37 @@ WAYS: dict[str, Way] = {
             ),
             "no form": post("/v1/embeddings", b'{"input":["a"],"model":"m"}'),
             "error": post("/v1/embeddings", b'{"model": "m", "input": "refused"}'),
+            "completion": post("/v1/completions", b'{"model": "m","prompt":"a", "n": 2}'),
+            "rerank": post(
+                "/v1/rerank", b'{"model":"m", "query":"ranked","documents":["b"], "own": 1}'
+            ),
+            "stream": post("/v1/completions", b'{"model":"m", "prompt":"a","stream": true}'),
+            "stream of its own": post(
+                "/v1/completions", b'{"prompt":"a","n":2,"own":1,"model":"m","stream":true}'
+            ),
+            "failing stream": post(
+                "/v1/completions", b'{"model":"m","prompt":"failing","stream":true}'
+            ),
+            "refused stream": post(
+                "/v1/completions", b'{"model":"m","prompt":"refused","stream":true}'
+            ),
         },
         {
+            b"failing": Answer(
+                200, _EVENT + b'event: own\ndata: {"error":{"message":"own","x":1}}\n\n', _SSE
+            ),
+            b"refused": Answer(400, b'{"error":{"message":"refused","type":"own","x":1}}'),
+            b'"stream"': Answer(200, _EVENTS, _SSE),
+            b"/completions": Answer(
+                200,
+                b'{"object":"text_completion","choices":[{"index":0,"text":"a"},{"text":"b"}],"own":1}',
+            ),
+            b"ranked": Answer(200, b'{"results":[{"index":0,"relevance_score":0.5,"own":1}]}'),
             b"": Answer(
                 200,
                 b'{"object":"list","data":[{"object":"embedding","index":0,"embedding":[0.1],'
                 b'"own":1}],"model":"m","usage":{"prompt_tokens":1,"total_tokens":1,"own":2}}',
             ),
-            b"refused": Answer(400, b'{"error":{"message":"refused","type":"own","x":1}}'),
             b"GET": Answer(200, b'{"object":"list","data":[{"id":"m"},{"id":"other"}]}'),
         },
     ),
@@ -672,7 +702,9 @@ def _is_own(name: str) -> bool:
 
 
 Send = Callable[[str, Sent], Awaitable[Answer]]
-_OF_A_HOP = frozenset({"content-type", "content-length", "date", "server", "x-request-id"})
+_OF_A_HOP = frozenset(
+    {"content-type", "content-length", "transfer-encoding", "date", "server", "x-request-id"}
+)
 
 
 @asynccontextmanager

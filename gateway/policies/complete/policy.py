@@ -306,6 +306,8 @@ class Complete:
         )
 
     async def _stream(self, call: StreamInferRequest) -> AsyncIterator[InferResponse]:
+        if self._codec is not None and await run_bounded(self._codec.sends_on, call):
+            return await self._inner(call)
         call = rewritten(call)
         if call.request.texts is not None:
             return await self._task_stream(call.request.changed(context=call.context))

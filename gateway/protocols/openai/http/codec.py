@@ -49,13 +49,10 @@ from gateway.protocols.openai.http.embeddings import (
     encode_embeddings,
     read_embeddings,
 )
-from gateway.protocols.openai.http.form import NAME, ReplyForm, form_of, stream_form
+from gateway.protocols.openai.http.form import NAME, TASKS, ReplyForm, form_of, stream_form
 from gateway.protocols.openai.http.rerank import RERANK_MEMBERS, encode_rerank, read_rerank
 from gateway.protocols.openai.options import (
-    COMPLETIONS,
-    EMBEDDINGS,
     IGNORE,
-    RERANK,
     read_options,
 )
 from gateway.protocols.openai.paths import PathKind, PathMatch, PathTable
@@ -64,18 +61,12 @@ from gateway.wire.http import Headers, HttpRequest, HttpResponse
 from gateway.wire.json_values import load_json
 from gateway.wire.metadata import http_context
 from gateway.wire.model_lists import model_object, models_document
-from gateway.wire.opaque import JsonMessages, passed_error
 from gateway.wire.url_names import decoded_name
 
 _NEEDS: Final = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES, Need.OUTPUTS})
 _TEXTS: Final = frozenset({Need.TEXTS})
 EMPTY: Final[frozenset[Need]] = frozenset()
 _HEADERS: Final = Headers(JSON)
-_TASKS: Final = {
-    PathKind.EMBEDDINGS: EMBEDDINGS,
-    PathKind.RERANK: RERANK,
-    PathKind.COMPLETIONS: COMPLETIONS,
-}
 EVENTS: Final = Headers(
     (("Content-Type", "text/event-stream; charset=utf-8"), ("Cache-Control", "no-cache"))
 )
@@ -100,6 +91,7 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
     name = NAME
     needs = _NEEDS
     only_known_models = True
+    whole = NAME
     limitations = Limitations(
         title="OpenAI's form", sequences=True, classes=True, shared_memory=True
     )
@@ -112,15 +104,19 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
         self._paths = PathTable(self._options.prefixes)
         self.max_rows = self._options.max_inputs
         self._is_lenient = self._options.unknown_members == IGNORE
-        self.whole = _whole_of(self._options.task)
-        self.messages = JsonMessages(limits)
+        self.messages = upstream.TextMessages(limits)
         self._client = client = upstream.TextClient(limits, self._options)
         replies: Mapping[type[Call[Any]], Callable[[Any, Any], HttpResponse]] = {
             InferRequest: self._encode_inference,
             RepositoryIndexRequest: self._encode_models,
             ModelReadyRequest: self._encode_model,
+            StreamInferRequest: self._encode_piece,
         }
-        self.calls = with_replies(client.calls, replies)
+        passes: Mapping[type[Call[Any]], Any] = {
+            InferRequest: client.pass_on,
+            StreamInferRequest: client.pass_on,
+        }
+        self.calls = with_replies(client.calls, replies, passes)
 
     def decode_call(self, wire: HttpRequest, _request_id: str = "", /) -> Call[Any]:
         """Read a client's request.
@@ -145,7 +141,7 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
 
     def encode_error(self, call: Call[Any] | None, error: GatewayError, /) -> HttpResponse:
         """Write *error* in OpenAI's form. Never raises."""
-        passed = passed_error(error, NAME, self._limits)
+        passed = upstream.passed_failure(error, self._limits)
         if passed is not None:
             return passed
         form = form_of(call, error)
@@ -166,31 +162,18 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
     def decode_unread(self, wire: HttpRequest, refused: GatewayError, /) -> Call[Any] | None:
         """Return a request with members, or values of them, that only its server knows."""
         kind = self._paths.find(wire.path).kind
-        if kind not in _TASKS or wire.method != "POST" or not self.is_plain(wire):
+        if kind not in TASKS or wire.method != "POST" or not self.is_plain(wire):
             return None
         document = load_json(wire.view, "the body")
-        if type(document) is not dict or document.get("stream"):
+        if type(document) is not dict:
             return None
         model, form = self._model(document), ReplyForm(kind=kind)
         wire = without_user(wire) if USER in document else wire
-        context = http_context(wire, NAME, _TEXTS, form, _whole_of(_TASKS[kind]), refused)
-        return InferRequest(model=model, context=context)
-
-    def send_on(self, call: Call[Any], message: Origin, /) -> HttpRequest:
-        """Write a client's request to a server, with the target's model."""
-        return self._client.send_on(call, message)
-
-    def pass_on(self, call: Call[Any], reply: Origin, /) -> HttpResponse:
-        """Write a server's response, with the model that the client named."""
-        return self._client.pass_on(call, reply)
-
-    def encode_item(self, call: StreamInferRequest, item: InferResponse, /) -> HttpResponse:
-        """Write one item of a stream as an event.
-
-        Raises:
-            InvalidOutput: A text is not UTF-8.
-        """
-        return HttpResponse(OK, EVENTS, (encode_piece(call, item, stream_form(call)),))
+        context = http_context(wire, NAME, _TEXTS, form, NAME, refused)
+        request = InferRequest(model=model, context=context)
+        if document.get("stream"):
+            return StreamInferRequest(model=model, context=context, request=request)
+        return request
 
     def writes_end_mark(self, _call: StreamInferRequest, /) -> bool:
         """Return True: the last event has the reason of the end."""
@@ -199,24 +182,21 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
     def encode_end(
         self, call: StreamInferRequest, last: InferResponse | None, /
     ) -> HttpResponse | None:
-        """Write the end of a stream, which OpenAI's clients wait for."""
+        """Write the end of a stream, which OpenAI's clients wait for; a server has written its."""
+        if last is not None and last.origin is not None and last.origin.whole:
+            return None
         return HttpResponse(OK, EVENTS, (encode_stream_end(call, last, stream_form(call)),))
 
     def encode_late_error(self, _call: StreamInferRequest, error: GatewayError, /) -> HttpResponse:
         """Write an error within a stream, as an event: the status was sent."""
+        passed = upstream.passed_failure(error, self._limits)
+        if passed is not None:
+            return passed
         return HttpResponse(OK, EVENTS, (event({"error": error_object(error, self._limits)}),))
 
     def splitter(self) -> upstream.StreamSplitter:
         """Return the splitter of one streamed response of an upstream."""
         return upstream.StreamSplitter(self._limits)
-
-    def decode_item(self, call: StreamInferRequest, wire: HttpResponse, /) -> InferResponse:
-        """Read one event of an upstream's stream.
-
-        Raises:
-            GatewayError: The event is an error, or cannot be used.
-        """
-        return upstream.decode_event(call, wire, self._options, self._limits)
 
     def _decode(self, route: PathMatch, wire: HttpRequest) -> Call[Any]:
         endpoint = route.kind
@@ -250,7 +230,7 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
         model = self._model(document)
         inputs, task, is_base64 = read_embeddings(document, self._limits)
         form = ReplyForm(kind=PathKind.EMBEDDINGS, is_base64=is_base64, is_plain=is_plain)
-        context = http_context(wire, NAME, _TEXTS, form, _whole_of(EMBEDDINGS))
+        context = http_context(wire, NAME, _TEXTS, form, NAME)
         return InferRequest(model=model, context=context, inputs=inputs, texts=task)
 
     def _decode_rerank(self, wire: HttpRequest, kind: PathKind) -> InferRequest:
@@ -260,7 +240,7 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
         model = self._model(document)
         inputs, task, form = read_rerank(document, kind, self._limits)
         form = replace(form, is_plain=is_plain)
-        whole = _whole_of(RERANK) if kind in _TASKS else ""
+        whole = NAME if kind in TASKS else ""
         context = http_context(wire, NAME, _TEXTS, form, whole)
         return InferRequest(model=model, context=context, inputs=inputs, texts=task)
 
@@ -276,8 +256,7 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
             created=int(time.time()),  # noqa: TID251  # a time of day, which clients show
             is_plain=is_plain,
         )
-        whole = "" if task.wants_stream else _whole_of(COMPLETIONS)
-        context = http_context(wire, NAME, _TEXTS, form, whole)
+        context = http_context(wire, NAME, _TEXTS, form, NAME)
         request = InferRequest(model=model, context=context, inputs=inputs, texts=task)
         if not task.wants_stream:
             return request
@@ -301,6 +280,9 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
         created, owner = self._options.created, self._options.owned_by
         return _json(orjson.dumps(model_object(name, created, owner)))
 
+    def _encode_piece(self, call: StreamInferRequest, item: InferResponse) -> HttpResponse:
+        return HttpResponse(OK, EVENTS, (encode_piece(call, item, stream_form(call)),))
+
     def _encode_inference(self, call: InferRequest, reply: InferResponse) -> HttpResponse:
         form = form_of(call)
         if form is None:
@@ -312,10 +294,6 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
         else:
             body = encode_completion(call, reply, form)
         return HttpResponse(OK, _HEADERS, body, is_compressible=True)
-
-
-def _whole_of(task: str) -> str:
-    return f"{NAME} {task}"
 
 
 def _json(body: bytes) -> HttpResponse:

@@ -6,9 +6,16 @@ from typing import Any, Final
 from gateway.ir.calls import Call
 from gateway.ir.errors import GatewayError
 from gateway.protocols.openai.errors import CODEC
+from gateway.protocols.openai.options import COMPLETIONS, EMBEDDINGS, RERANK
 from gateway.protocols.openai.paths import PathKind
 
 NAME: Final = CODEC
+TASKS: Final = {
+    PathKind.EMBEDDINGS: EMBEDDINGS,
+    PathKind.RERANK: RERANK,
+    PathKind.COMPLETIONS: COMPLETIONS,
+}
+"""The tasks of the paths whose requests pass as they came."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

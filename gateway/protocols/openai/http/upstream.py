@@ -53,15 +53,15 @@ from gateway.ir.text_tasks import (
 )
 from gateway.ir.work import OBJECT_BYTE, charge
 from gateway.protocols.openai.errors import JSON, OK
-from gateway.protocols.openai.http.form import NAME
+from gateway.protocols.openai.http.form import NAME, TASKS, form_of
 from gateway.protocols.openai.options import COMPLETIONS, EMBEDDINGS, NONE, RERANK, OpenAiOptions
 from gateway.wire.errors import read_error_text, refuses_caller
-from gateway.wire.event_stream import EventSplitter, is_event_stream
+from gateway.wire.event_stream import Event, EventSplitter, is_event_stream
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 from gateway.wire.json_errors import JsonErrorReader, class_of_status
 from gateway.wire.json_values import load_json, read_value, short_document
 from gateway.wire.metadata import get_request, http_headers
-from gateway.wire.opaque import passed_request, passed_response
+from gateway.wire.opaque import JsonMessages, passed_error, passed_request, passed_response
 
 _HEADERS: Final = Headers(JSON)
 _TASKS: Final[Mapping[str, type[TextTask]]] = {
@@ -90,7 +90,7 @@ _MEMBERS: Final[Mapping[str, frozenset[str]]] = {
 _DROPPED: Final = frozenset({"return_documents", PROMPT_TOKENS, COMPLETION_TOKENS, FINISH_REASON})
 _DONE: Final = b"[DONE]"
 _BAD_ARGUMENT: Final = frozenset({400, 413, 422})
-_NOT_FOUND, _TOO_MANY, _BACKEND = 404, 429, 424
+_NOT_FOUND, _TOO_MANY, _BACKEND, _INTERNAL = 404, 429, 424, 500
 _SHOWN: Final = 4096
 _FLOAT: Final = 4
 _MODEL: Final = re.compile(rb'"model"\s*:\s*("(?:[^"\\]|\\.)*")')
@@ -139,8 +139,8 @@ class TextClient:
         self._options = options
         health = Handling(self._probe, self._is_there)
         self.calls: Mapping[type[Call[Any]], Handling] = {
-            InferRequest: Handling(self._inference, self._read_inference),
-            StreamInferRequest: Handling(self._stream),
+            InferRequest: Handling(self._inference, self._read_inference, send_on=self._sent),
+            StreamInferRequest: Handling(self._stream, self._read_event, send_on=self._sent),
             ServerLiveRequest: health,
             ServerReadyRequest: health,
             RepositoryIndexRequest: Handling(self._models, self._index),
@@ -180,15 +180,15 @@ class TextClient:
         body = (orjson.dumps(document),)
         return HttpRequest("POST", path, "", headers, body, call.context.deadline)
 
-    def send_on(self, call: Call[Any], message: Origin) -> HttpRequest:
-        """Return a client's request, with the target's model in its body.
+    def _sent(self, call: Call[Any], message: Origin) -> HttpRequest:
+        """Return a client's request for any task, with the target's model in its body.
 
         Raises:
             Unsupported: The call names no model.
         """
         if call.model is None or not call.model.name:
             raise Unsupported("an inference names no model: OpenAI's form needs one")
-        path = f"{self._options.base}/{self._options.task}"
+        path = f"{self._options.base}/{self._task(call)}"
         request = passed_request(call, message, path)
         body, name = bytes(request.view), orjson.dumps(call.model.name)
         found = list(_MODEL.finditer(body))
@@ -207,7 +207,10 @@ class TextClient:
         return HttpRequest("POST", path, request.query, headers, (body,), request.deadline)
 
     def pass_on(self, call: Call[Any], reply: Origin) -> HttpResponse:
-        """Return a server's response, with the model that the client named."""
+        """Return a server's response or event, with the model that the client named."""
+        wire = reply.wire
+        if isinstance(wire, Event):
+            return self._passed_event(call, wire)
         response = passed_response(reply)
         name = "" if call.model is None else call.model.name
         head = bytes(response.view[:_SHOWN]) + bytes(response.view[-_SHOWN:])
@@ -218,6 +221,14 @@ class TextClient:
             return response
         body = (orjson.dumps({**document, "model": name}),)
         return HttpResponse(response.status, response.headers, body)
+
+    def _passed_event(self, call: Call[Any], event: Event) -> HttpResponse:
+        passed = passed_response(Origin(NAME, event.whole))
+        data = bytes(event.view)
+        shown = self.pass_on(call, Origin(NAME, HttpResponse(OK, _HEADERS, (data,))))
+        if bytes(shown.view) == data:
+            return passed
+        return HttpResponse(OK, passed.headers, (b"data: ", *shown.body, b"\n\n"))
 
     def _is_there(self, call: Call[bool], wire: HttpResponse) -> bool:
         if self._options.probe == NONE:
@@ -242,18 +253,26 @@ class TextClient:
             )
         return metadata_of(model, self._options)
 
+    def _task(self, call: Call[Any]) -> str:
+        """Return the task of a client's own request, or else that of the upstream."""
+        form = form_of(call)
+        return self._options.task if form is None else TASKS[form.kind]
+
+    def _read_event(self, call: StreamInferRequest, wire: HttpResponse) -> InferResponse:
+        return decode_event(call, wire, self._options, self._limits)
+
     def _read_inference(self, call: InferRequest, wire: HttpResponse) -> InferResponse:
-        options = self._options
+        options, task = self._options, self._task(call)
         document = _document(call, wire, self._limits)
-        if options.task == EMBEDDINGS:
+        if task == EMBEDDINGS:
             output = _numbers(_embeddings, document, wire, _count(call))
-        elif options.task == RERANK:
+        elif task == RERANK:
             count = len(_query_and_documents(call)["documents"])
             output = _numbers(_scores, document, wire, count)
         else:
             output = _choices(document, _count(call))
         parameters = _tokens(document)
-        if options.task == COMPLETIONS:
+        if task == COMPLETIONS:
             choices = _in_order(document["choices"], _count(call), "choices")
             reasons = [str(each.get("finish_reason") or "stop") for each in choices]
             parameters[FINISH_REASON] = ",".join(reasons)
@@ -265,6 +284,18 @@ class TextClient:
         )
 
 
+class TextMessages(JsonMessages):
+    """Requests, responses and events, of which the last one is no JSON."""
+
+    def is_plain_reply(self, request: HttpRequest, wire: HttpResponse, /) -> bool:
+        """Return whether all readers of a response or an event read the same."""
+        return _is_done(wire) or super().is_plain_reply(request, wire)
+
+
+def _is_done(wire: HttpResponse) -> bool:
+    return wire.status == OK and bytes(wire.view).strip() == _DONE
+
+
 def decode_event(
     call: StreamInferRequest, wire: HttpResponse, options: OpenAiOptions, limits: MessageLimits
 ) -> InferResponse:
@@ -274,11 +305,14 @@ def decode_event(
         GatewayError: The event is an error of the server, or cannot be used.
     """
     model = call.model or ModelRef("")
-    if wire.status == OK and bytes(wire.view).strip() == _DONE:
+    if _is_done(wire):
         return InferResponse(model=model, outputs=(), id=call.request.id)
     document = _document(call, wire, limits)
     if document.get("error") is not None:
-        raise error_of(call, HttpResponse(500, wire.headers, wire.body), limits)
+        failure = HttpResponse(_INTERNAL, wire.headers, wire.body)
+        if isinstance(wire, Event):
+            failure = Event(_INTERNAL, wire.headers, wire.body, whole=wire.whole)
+        raise error_of(call, failure, limits)
     choices = document.get("choices")
     if type(choices) is not list or not all(type(each) is dict for each in choices):
         raise MalformedMessage("an event of the stream has no list of choices")
@@ -336,7 +370,7 @@ class StreamSplitter:
     def _whole(self, event: HttpResponse) -> HttpResponse:
         """Return an event with the half of a character before it, and without one at its end."""
         self._last = data = bytes(event.view)
-        if not self._half and _HALF.search(data) is None:
+        if not isinstance(event, Event) or not (self._half or _HALF.search(data)):
             return event
         try:
             document = json.loads(data)
@@ -347,7 +381,8 @@ class StreamSplitter:
         is_cut = "\ud800" <= text[-1:] < "\udc00" and not choice.get("finish_reason")
         self._half = text[-1] if is_cut else ""
         choice["text"] = text[:-1] if is_cut else text
-        return HttpResponse(event.status, event.headers, (json.dumps(document).encode(),))
+        joined = json.dumps(document).encode()
+        return Event(event.status, event.headers, (joined,), whole=event.whole)
 
 
 def _is_end(data: bytes) -> bool:
@@ -365,6 +400,15 @@ def _is_end(data: bytes) -> bool:
 def error_of(call: Call[Any], wire: HttpResponse, limits: MessageLimits) -> GatewayError:
     """Return the error in a response of another status than 200, with it as origin."""
     return _ERRORS.read(call.model, wire, limits, _error_text(wire, limits))
+
+
+def passed_failure(error: GatewayError, limits: MessageLimits) -> HttpResponse | None:
+    """Return the error of a server as the client gets it: a response, or an event of a stream."""
+    passed = passed_error(error, NAME, limits)
+    wire = None if error.origin is None else error.origin.wire
+    if passed is not None and isinstance(wire, Event):
+        return passed_response(Origin(NAME, wire.whole))
+    return passed
 
 
 def _class_of(model: ModelRef | None, status: int, kind: str, text: str) -> type[GatewayError]:
