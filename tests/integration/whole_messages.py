@@ -36,6 +36,7 @@ from tests.cases.graphpipe_oracle import (
 
 JSON = "application/json"
 FLOATS = b"\0\0\x80\x3f\0\0\0\x40"
+_TORCHSERVE = "/org.pytorch.serve.grpc.inference.InferenceAPIsService/"
 _TRTIS = "/nvidia.inferenceserver.GRPCService/"
 _TFS = "/tensorflow.serving.PredictionService/"
 _SSE = "text/event-stream; own=1"
@@ -159,8 +160,8 @@ def _status(*, is_answer: bool) -> bytes:
     return bytes(found.SerializeToString())
 
 
-def _torchserve() -> bytes:
-    found = torchserve_inference_pb2.PredictionsRequest(model_name="m", input={"own": b"\x00\x01"})
+def _torchserve(value: bytes = b"\x00\x01") -> bytes:
+    found = torchserve_inference_pb2.PredictionsRequest(model_name="m", input={"own": value})
     return bytes(found.SerializeToString())
 
 
@@ -310,11 +311,11 @@ WAYS: dict[str, Way] = {
     "torchserve.grpc": Way(
         "torchserve+grpc",
         {
-            "bytes": post(
-                "/org.pytorch.serve.grpc.inference.InferenceAPIsService/Predictions", _torchserve()
-            )
+            "bytes": post(f"{_TORCHSERVE}Predictions", _torchserve()),
+            "stream": post(f"{_TORCHSERVE}StreamPredictions", _torchserve()),
+            "failing stream": post(f"{_TORCHSERVE}StreamPredictions", _torchserve(b"failing")),
         },
-        {b"": Answer(0, b"\x0a\x02\x00\xff")},
+        {b"": Answer(0, b"\x0a\x02\x00\xff"), b"failing": Answer(13, b"failing")},
         schema=torchserve_inference_pb2.PredictionsRequest,
     ),
     "mlflow.http": Way(
@@ -681,6 +682,12 @@ class _AnyMethod(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no t
                 await context.abort(status, answer.body.decode())
             return answer.body
 
+        async def stream(request: bytes, context: Any) -> AsyncIterator[bytes]:
+            yield b""
+            yield await handle(request, context)
+
+        if "/Stream" in details.method:
+            return grpc.unary_stream_rpc_method_handler(stream)
         return grpc.unary_unary_rpc_method_handler(handle)
 
 
@@ -716,11 +723,15 @@ async def sending(way: Way) -> AsyncIterator[Send]:
         async def send(address: str, sent: Sent) -> Answer:
             if address not in channels:
                 channels[address] = grpc.aio.insecure_channel(address)
-            call = channels[address].unary_unary(sent.path)
+            call, found = channels[address].unary_stream(sent.path), []
             try:
-                return Answer(0, await asyncio.wait_for(call(sent.body), 10))
+                async with asyncio.timeout(10):
+                    async for each in call(sent.body):
+                        found.append(each)  # noqa: PERF401  # an error comes after items
+                return Answer(0, b"\n".join(found))
             except grpc.aio.AioRpcError as error:
-                return Answer(error.code().value[0], (error.details() or "").encode())
+                found.append((error.details() or "").encode())
+                return Answer(error.code().value[0], b"\n".join(found))
 
         try:
             yield send

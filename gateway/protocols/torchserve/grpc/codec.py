@@ -7,6 +7,7 @@ Source: docs/protocols/torchserve.md, "7. gRPC".
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
 from msgspec import Struct
@@ -135,8 +136,18 @@ class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], DeclaringCodec):
         self._models = BodyForms(limits)
         self._reader = BodyReader(limits)
         self.calls = {
-            InferRequest: Handling(self._predict, self._prediction, self._write_prediction),
-            StreamInferRequest: Handling(self._stream),
+            InferRequest: Handling(
+                self._predict,
+                self._prediction,
+                self._write_prediction,
+                send_on=partial(self._sent, PREDICTIONS),
+            ),
+            StreamInferRequest: Handling(
+                self._stream,
+                self._prediction,
+                self._write_prediction,
+                send_on=partial(self._sent, STREAM),
+            ),
             ServerLiveRequest: Handling(_ping, by_status=_is_healthy),
             ServerReadyRequest: Handling(_ping, None, _write_health, _is_healthy),
             ModelReadyRequest: Handling(_ping, by_status=_is_healthy),
@@ -200,11 +211,9 @@ class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], DeclaringCodec):
             Unsupported: The outputs do not fit the declared form.
         """
         form = _form_of(call)
-        if item.error is not None:
-            if form.is_session:
-                return self._failure(form, item.error)
-            raise item.error
-        return self._written(form, item)
+        if item.error is not None and form.is_session:
+            return self._failure(form, item.error)
+        return super().encode_item(call, item)
 
     def encode_late_error(
         self, call: StreamInferRequest, error: errors.GatewayError, /
@@ -225,26 +234,22 @@ class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], DeclaringCodec):
 
     def decode_unread(self, wire: GrpcRequest, refused: errors.GatewayError, /) -> Call[Any] | None:
         """Return a prediction whose fields have another form than the model declares."""
-        if wire.method != PREDICTIONS or not self.is_plain(wire):
+        if wire.method not in (PREDICTIONS, STREAM) or not self.is_plain(wire):
             return None
         found = messages.REQUEST.read((wire.view,), self._limits)
         called = self._models.unread(found.name, found.version)
         form = PredictionForm(called, found.sequence)
         context = grpc_context(wire, NAME, called.needs, form, whole=self.whole, refusal=refused)
-        return InferRequest(model=called.model, context=context)
+        return _call_of(wire, InferRequest(model=called.model, context=context))
 
-    def send_on(self, call: Call[Any], message: Origin, /) -> GrpcRequest:
-        """Write a client's request to a server, with the target's model."""
+    def _sent(self, method: str, call: Call[Any], message: Origin) -> GrpcRequest:
+        """Return a client's request to a server, with the target's model."""
         model, form = required_model(call), message.form
         found = message.wire.message
         if form.called is None or model != form.called.model:
             version = client_version(model.version, self._models.form(model.name))
             found = with_texts(message.wire.view, {1: model.name, 2: version})
-        return unary_request(call, PREDICTIONS, found)
-
-    def decode_item(self, call: StreamInferRequest, wire: GrpcResponse, /) -> InferResponse:
-        """Read one response of an upstream's stream; raises as `decode_reply`."""
-        return self.decode_reply(call.request, wire)
+        return unary_request(call, method, found)
 
     def _called(self, name: str, version: str) -> TorchServeModel:
         if not name:
@@ -256,7 +261,7 @@ class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], DeclaringCodec):
         fields = {name: Item(view, place=f"input {name!r}") for name, view in found.inputs.items()}
         called = self._called(found.name, found.version)
         form = PredictionForm(called, found.sequence, wire.method == SESSION)
-        whole = self.whole if wire.method == PREDICTIONS else ""
+        whole = "" if wire.method == SESSION else self.whole
         request = InferRequest(
             model=called.model,
             context=grpc_context(wire, NAME, called.needs, form, whole=whole),
@@ -265,9 +270,7 @@ class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], DeclaringCodec):
             sequence=CallSequence(found.sequence) if found.sequence else None,
             batch_size=1 if called.form.asks_for_axis else None,
         )
-        if wire.method == PREDICTIONS:
-            return request
-        return StreamInferRequest(model=request.model, context=request.context, request=request)
+        return _call_of(wire, request)
 
     def _written(self, form: PredictionForm, reply: InferResponse) -> GrpcResponse:
         declared = NO_FORM if form.called is None else form.called.form
@@ -282,7 +285,9 @@ class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], DeclaringCodec):
         )
         return GrpcResponse(messages.RESPONSE.write(sequence_id=form.sequence, status=status))
 
-    def _write_prediction(self, call: InferRequest, reply: InferResponse) -> GrpcResponse:
+    def _write_prediction(
+        self, call: InferRequest | StreamInferRequest, reply: InferResponse
+    ) -> GrpcResponse:
         return self._written(_form_of(call), reply)
 
     def _predict(self, call: InferRequest) -> GrpcRequest:
@@ -305,11 +310,20 @@ class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], DeclaringCodec):
             model_name=model.name, model_version=version, input=fields.items(), sequence_id=sequence
         )
 
-    def _prediction(self, call: InferRequest, wire: GrpcResponse) -> InferResponse:
+    def _prediction(
+        self, call: InferRequest | StreamInferRequest, wire: GrpcResponse
+    ) -> InferResponse:
         found = call.model or ModelRef("")
         item = Item(messages.RESPONSE.read((wire.view,), self._limits), place="response")
         outputs = self._reader.response(item, self._models.form(found.name))
         return InferResponse(model=found, outputs=outputs, batch_size=1)
+
+
+def _call_of(wire: GrpcRequest, request: InferRequest) -> Call[Any]:
+    """Return the call of a request by its method: one reply, or a stream."""
+    if wire.method == PREDICTIONS:
+        return request
+    return StreamInferRequest(model=request.model, context=request.context, request=request)
 
 
 def _ping(call: Call[bool]) -> GrpcRequest:
