@@ -378,6 +378,8 @@ WAYS: dict[str, Way] = {
             "rerank": post(
                 "/v1/rerank", b'{"model":"m", "query":"ranked","documents":["b"], "own": 1}'
             ),
+            "chat": post("/v1/chat/completions", b'{"model":"m", "messages":[],"own":{"a":1}}'),
+            "chat stream": post("/v1/chat/completions", b'{"stream": true,"model":"m"}'),
             "stream": post("/v1/completions", b'{"model":"m", "prompt":"a","stream": true}'),
             "stream of its own": post(
                 "/v1/completions", b'{"prompt":"a","n":2,"own":1,"model":"m","stream":true}'

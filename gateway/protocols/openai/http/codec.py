@@ -72,8 +72,8 @@ EVENTS: Final = Headers(
 )
 _GET: Final = frozenset({"GET", "HEAD"})
 _CHAT: Final = (
-    "chat completions are not served: the gateway translates tensors; /v1/completions serves "
-    "models of texts"
+    "chat completions reach servers of OpenAI's form only: the gateway translates tensors; "
+    "/v1/completions serves models of texts"
 )
 
 
@@ -207,7 +207,7 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
         if wire.method != "POST":
             raise _method_not_allowed(wire, "POST")
         if endpoint is PathKind.CHAT:
-            raise UnknownPath(_CHAT, reason="unsupported_endpoint")
+            return self._decode_chat(wire)
         if endpoint is PathKind.EMBEDDINGS:
             return self._decode_embeddings(wire)
         if endpoint.is_rerank:
@@ -222,6 +222,16 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
             return RepositoryIndexRequest(ready_only=True, context=context)
         name = decoded_name("model name", route.model, self._limits)
         return ModelReadyRequest(model=ModelRef(name), context=context)
+
+    def _decode_chat(self, wire: HttpRequest) -> Call[Any]:
+        refused = UnknownPath(_CHAT, reason="unsupported_endpoint")
+        try:
+            call = self.decode_unread(wire, refused)
+        except GatewayError:
+            call = None
+        if call is None:
+            raise refused
+        return call
 
     def _decode_embeddings(self, wire: HttpRequest) -> InferRequest:
         document, wire, is_plain = read_document(

@@ -14,8 +14,9 @@ TASKS: Final = {
     PathKind.EMBEDDINGS: EMBEDDINGS,
     PathKind.RERANK: RERANK,
     PathKind.COMPLETIONS: COMPLETIONS,
+    PathKind.CHAT: "chat/completions",
 }
-"""The tasks of the paths whose requests pass as they came."""
+"""The tasks of the paths whose requests pass as they came; chats only pass so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
