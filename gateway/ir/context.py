@@ -182,6 +182,7 @@ class Origin(Struct, frozen=True):
             for the value says nothing else. "" where it must be written anew.
         refusal: The error of a message that only such a server reads, for a call to any other
             target: the call has no tensors.
+        recorded: What recordings keep of `wire`, where that names a person; None for all of it.
     """
 
     codec: str
@@ -190,6 +191,7 @@ class Origin(Struct, frozen=True):
     has_bytes: bool = False
     whole: str = ""
     refusal: Any = None
+    recorded: Any = None
 
     def rewritten(self) -> Origin:
         """Return a copy that is not whole: the message must be written anew."""

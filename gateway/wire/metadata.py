@@ -56,6 +56,7 @@ def http_context(  # the last ones are of few codecs
     form: object = None,
     whole: str = "",
     refusal: GatewayError | None = None,
+    recorded: HttpRequest | None = None,
 ) -> Context:
     """Return the context of a client's HTTP request.
 
@@ -66,10 +67,11 @@ def http_context(  # the last ones are of few codecs
         form: Kept for the response.
         whole: The form of a request that may pass as it came.
         refusal: The error of one that only its own server reads.
+        recorded: What recordings keep of the request; None for all of it.
     """
     # Transports cache the heads of repeated messages, and with them these values.
     metadata, request_id = wire.headers.parsed_with(sender_metadata)
-    origin = Origin(codec, wire, form, False, whole, refusal)
+    origin = Origin(codec, wire, form, False, whole, refusal, recorded)
     return Context(codec, metadata, request_id, wire.deadline, None, needs, origin, wire.client)
 
 

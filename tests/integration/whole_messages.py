@@ -365,7 +365,9 @@ WAYS: dict[str, Way] = {
     "openai.http": Way(
         "openai+http",
         {
-            "text": post("/v1/embeddings", b'{"model": "m", "input": "a", "own": {"b": 1}}'),
+            "text": post(
+                "/v1/embeddings", b'{"model": "m", "input": "a", "own": {"b": 1},"user":"u"}'
+            ),
             "floats": post(
                 "/v1/embeddings", b'{"model": "m","input":["a"],"encoding_format":"float"}'
             ),

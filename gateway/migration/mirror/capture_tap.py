@@ -275,7 +275,8 @@ def _messages(exchange: TappedCall, kept: memoryview, privacy: Privacy) -> list[
     origin = exchange.call.context.origin
     if origin is None:
         return rows
-    row = _wire_row("request", 0, origin.wire, privacy)
+    request = origin.wire if origin.recorded is None else origin.recorded
+    row = _wire_row("request", 0, request, privacy)
     return [WireRow(row.side, row.place, row.head, row.body + kept.tobytes()), *rows]
 
 

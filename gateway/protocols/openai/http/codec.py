@@ -168,8 +168,8 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
         if type(document) is not dict:
             return None
         model, form = self._model(document), ReplyForm(kind=kind)
-        wire = without_user(wire) if USER in document else wire
-        context = http_context(wire, NAME, _TEXTS, form, NAME, refused)
+        recorded = without_user(wire) if USER in document else None
+        context = http_context(wire, NAME, _TEXTS, form, NAME, refused, recorded)
         request = InferRequest(model=model, context=context)
         if document.get("stream"):
             return StreamInferRequest(model=model, context=context, request=request)
@@ -234,28 +234,28 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
         return call
 
     def _decode_embeddings(self, wire: HttpRequest) -> InferRequest:
-        document, wire, is_plain = read_document(
+        document, recorded, is_plain = read_document(
             wire, EMBEDDINGS_MEMBERS, self._limits, lenient=self._is_lenient
         )
         model = self._model(document)
         inputs, task, is_base64 = read_embeddings(document, self._limits)
         form = ReplyForm(kind=PathKind.EMBEDDINGS, is_base64=is_base64, is_plain=is_plain)
-        context = http_context(wire, NAME, _TEXTS, form, NAME)
+        context = http_context(wire, NAME, _TEXTS, form, NAME, recorded=recorded)
         return InferRequest(model=model, context=context, inputs=inputs, texts=task)
 
     def _decode_rerank(self, wire: HttpRequest, kind: PathKind) -> InferRequest:
-        document, wire, is_plain = read_document(
+        document, recorded, is_plain = read_document(
             wire, RERANK_MEMBERS, self._limits, lenient=self._is_lenient
         )
         model = self._model(document)
         inputs, task, form = read_rerank(document, kind, self._limits)
         form = replace(form, is_plain=is_plain)
         whole = NAME if kind in TASKS else ""
-        context = http_context(wire, NAME, _TEXTS, form, whole)
+        context = http_context(wire, NAME, _TEXTS, form, whole, recorded=recorded)
         return InferRequest(model=model, context=context, inputs=inputs, texts=task)
 
     def _decode_completion(self, wire: HttpRequest) -> Call[Any]:
-        document, wire, is_plain = read_document(
+        document, recorded, is_plain = read_document(
             wire, COMPLETIONS_MEMBERS, self._limits, lenient=self._is_lenient
         )
         model = self._model(document)
@@ -266,7 +266,7 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
             created=int(time.time()),  # noqa: TID251  # a time of day, which clients show
             is_plain=is_plain,
         )
-        context = http_context(wire, NAME, _TEXTS, form, NAME)
+        context = http_context(wire, NAME, _TEXTS, form, NAME, recorded=recorded)
         request = InferRequest(model=model, context=context, inputs=inputs, texts=task)
         if not task.wants_stream:
             return request

@@ -41,12 +41,12 @@ class RequestDocument(NamedTuple):
 
     Attributes:
         members: Those that are known, and not null.
-        wire: The request without `user`, which names a person.
+        recorded: The request without `user`, which names a person; None where it has none.
         is_plain: All readers of it read the same. False where that takes another look.
     """
 
     members: Document
-    wire: HttpRequest
+    recorded: HttpRequest | None
     is_plain: bool
 
 
@@ -90,9 +90,8 @@ def read_document(
         and sum(name.lower() == "content-type" for name, _ in wire.headers.pairs) <= 1
     )
     known = {name: value for name, value in found.items() if value is not None and name in members}
-    if USER in known:
-        wire = _with_document(wire, found)
-    return RequestDocument(known, wire, is_plain)
+    recorded = _with_document(wire, found) if USER in known else None
+    return RequestDocument(known, recorded, is_plain)
 
 
 def without_user(wire: HttpRequest) -> HttpRequest:

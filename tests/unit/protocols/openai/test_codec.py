@@ -414,7 +414,8 @@ def test_a_record_has_neither_user_nor_keys() -> None:
     assert {"model": "m", "input": "a"} == json.loads(kept)
     call = codec().decode_call(wire)
     assert call.context.origin is not None
-    assert b"alice" not in bytes(call.context.origin.wire.view)
+    assert {"model": "m", "input": "a"} == json.loads(bytes(call.context.origin.recorded.view))
+    assert wire.view == call.context.origin.wire.view
 
 
 def test_quotas_have_the_names_of_openai() -> None:
