@@ -34,6 +34,7 @@ class Passing(enum.Enum):
         NAMED: POST, where the passthrough names the path or the server is known to have it.
         UNKEYED: As `NAMED`, and GET and HEAD of the path itself without a credential, which tell a
             client what the server is. Only as `NAMED` on a listener that lists the protocol.
+        READ: As `UNKEYED`, with or without a credential: the server writes the path itself.
         FOUND: As `NAMED`, and GET and HEAD where the server has the path. Nothing on a listener
             that lists the protocol or has options of it, or whose server speaks the protocol.
     """
@@ -42,6 +43,7 @@ class Passing(enum.Enum):
     WRITES = "writes"
     NAMED = "named"
     UNKEYED = "unkeyed"
+    READ = "read"
     FOUND = "found"
 
 

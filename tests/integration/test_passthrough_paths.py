@@ -103,6 +103,23 @@ async def test_the_list_of_models_without_a_key_is_that_of_the_server_behind(
         assert 404 != (await ask(listed, "GET", "/v1/models"))[0]
 
 
+@pytest.mark.parametrize("transport", ["native", "reference"])
+async def test_a_server_that_writes_the_list_of_models_gives_it_to_all(transport: str) -> None:
+    """With and without a key, for the list has members that only its server knows."""
+    async with AsyncExitStack() as stack:
+        of_far = ", options: {openai: {owned_by: far}}"
+        far = await stack.enter_async_context(running(BACK % of_far))
+        front, address = ", options: {tfs: {root: true}}", far.addresses["main.http"]
+        text = FRONT % (transport, "far", front, "openai+http", address)
+        gateway = await stack.enter_async_context(running(text))
+        for headers in ({}, {"Authorization": "Bearer sk-key"}):
+            status, body = await ask(gateway, "GET", "/v1/models", headers=headers)
+            assert (200, ["far"]) == (
+                status,
+                [each["owned_by"] for each in json.loads(body)["data"]],
+            )
+
+
 async def test_the_protocol_replies_for_an_unavailable_server() -> None:
     """A probe is not refused for want of a server: it says what the gateway knows."""
     text = FRONT % ("native", "far", "", "http", "127.0.0.1:1")

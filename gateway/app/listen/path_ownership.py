@@ -127,8 +127,9 @@ def _entries(
     binding = spec.http
     assert binding is not None  # noqa: S101  # the caller has found it
     is_listed = config.protocols is not None
+    behind = _behind(config, upstreams)
     is_offered = config.passthrough is not None and not (
-        is_listed or spec.name in config.options or spec.name in _behind(config, upstreams)
+        is_listed or spec.name in config.options or spec.name in behind
     )
     for claim in binding.all_claims(config.options.get(spec.name, {})):
         found = claim
@@ -136,8 +137,17 @@ def _entries(
             found = claim._replace(passes=Passing.NOTHING)
         if claim.passes is Passing.UNKEYED and is_listed:
             found = claim._replace(passes=Passing.NAMED)
+        elif claim.passes is Passing.UNKEYED and claim.path in _written_by(behind):
+            found = claim._replace(passes=Passing.READ)
         is_firm = is_listed and claim.kind is ClaimKind.LISTED
         yield _ListenerClaim(name, spec.name, found, _FIRM if is_firm else _STRENGTHS[claim.kind])
+
+
+def _written_by(names: frozenset[str]) -> frozenset[str]:
+    """Return the paths whose responses servers of these protocols write for all clients."""
+    bindings = [protocol(name).http for name in names]
+    claims = [each for one in bindings if one is not None for each in one.all_claims({})]
+    return frozenset(each.path for each in claims if each.passes is Passing.WRITES)
 
 
 def _behind(config: ListenerConfig, upstreams: Mapping[str, UpstreamConfig]) -> frozenset[str]:

@@ -65,7 +65,7 @@ class PathRouter:
         """Return what handles requests for a claimed path."""
         frontend, fallback = claim.frontend, self._fallback
         handle = _PASSING.get(claim.passes)
-        if handle is _handle_unkeyed and path != claim.path:  # of one below it
+        if handle in (_handle_unkeyed, _handle_read) and path != claim.path:  # of one below it
             handle = _handle_unnamed
         if fallback is None or handle is None or self._claimed(_plain_path(path)) is not claim:
             return frontend.handle
@@ -114,6 +114,12 @@ def _handle_unkeyed(
     return _handle_unnamed(frontend, fallback, wire)
 
 
+def _handle_read(
+    frontend: HttpFrontend, fallback: HttpFrontend, wire: HttpRequest, /
+) -> Awaitable[HttpResponse | AsyncGenerator[HttpResponse, None]]:
+    return fallback.handle(wire) if wire.method in _READING else frontend.handle(wire)
+
+
 async def _handle_absent(
     frontend: HttpFrontend, fallback: HttpFrontend, wire: HttpRequest, /
 ) -> HttpResponse | AsyncGenerator[HttpResponse, None]:
@@ -125,6 +131,7 @@ _PASSING: Final = {
     Passing.WRITES: _handle_reads,
     Passing.NAMED: _handle_unnamed,
     Passing.UNKEYED: _handle_unkeyed,
+    Passing.READ: _handle_read,
     Passing.FOUND: _handle_absent,
 }
 
