@@ -107,7 +107,7 @@ async def test_the_list_of_models_without_a_key_is_that_of_the_server_behind(
 async def test_a_server_that_writes_the_list_of_models_gives_it_to_all(transport: str) -> None:
     """With and without a key, for the list has members that only its server knows."""
     async with AsyncExitStack() as stack:
-        of_far = ", options: {openai: {owned_by: far}}"
+        of_far = ", protocols: [oip, openai], options: {openai: {owned_by: far}}"
         far = await stack.enter_async_context(running(BACK % of_far))
         front, address = ", options: {tfs: {root: true}}", far.addresses["main.http"]
         text = FRONT % (transport, "far", front, "openai+http", address)

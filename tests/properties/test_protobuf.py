@@ -251,7 +251,8 @@ def plain(message: Message) -> dict[str, Any]:
     for field, value in message.ListFields():
         kind: Any = field.message_type
         if kind is not None and kind.GetOptions().map_entry:
-            out[field.name] = {key: plain(one) for key, one in value.items()}
+            is_scalar = kind.fields_by_name["value"].message_type is None
+            out[field.name] = {key: one if is_scalar else plain(one) for key, one in value.items()}
         elif kind is not None:
             out[field.name] = [plain(one) for one in value] if field.is_repeated else plain(value)
         elif field.type in VARINTS or field.type in FIXED:
