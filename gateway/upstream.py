@@ -32,7 +32,7 @@ from gateway.ir.metadata import ModelMetadata
 from gateway.ir.redaction import brief_error, redact, redacted_error
 from gateway.ir.streamed_inputs import streaming_body_of, with_buffered_body
 from gateway.ir.streams import close_stream, only_reply
-from gateway.ir.unread import is_unread_reply
+from gateway.ir.unread import failure_of
 from gateway.ir.work import BOUND, LongWork
 from gateway.service import ReplyCoroutine, Service, bound_call
 from gateway.telemetry.call_log import OK, code_of
@@ -338,9 +338,7 @@ class Upstream(Generic[Q, A]):
             reported = self._reported(call, error)
             model = call.model or _NAMELESS
             return InferResponse(model=model, outputs=(), is_final=False, error=reported)
-        if item.error is None or is_unread_reply(item):
-            return item
-        return self._redacted_item(call, item)
+        return item if failure_of(item) is None else self._redacted_item(call, item)
 
     def _redacted_item(self, call: StreamInferRequest, item: InferResponse) -> InferResponse:
         error = item.error

@@ -36,7 +36,7 @@ from gateway.ir.errors import (
 from gateway.ir.redaction import without_addresses
 from gateway.ir.stream_text import StreamText
 from gateway.ir.streams import close_stream
-from gateway.ir.unread import is_unread_reply, path_of
+from gateway.ir.unread import failure_of, path_of
 from gateway.ir.work import LongWork
 from gateway.model_info.decoupled_models import DecoupledModels
 from gateway.model_info.known_inputs import KnownInputs
@@ -151,7 +151,7 @@ class FrontendReplies(ServerFrontend[Q, A]):
             items = await (service or self._service)(call)
             try:
                 async for item in items:
-                    error = None if is_unread_reply(item) else item.error
+                    error = failure_of(item)
                     if error is not None and self._is_terminal(call, error, last):
                         raise error
                     if item.is_end_mark and not self._writes_end_mark(call):

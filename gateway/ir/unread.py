@@ -39,6 +39,11 @@ def is_unread_reply(reply: InferResponse, /) -> bool:
     return reply.error is not None and reply.origin is not None and reply.origin.whole != ""
 
 
+def failure_of(item: InferResponse, /) -> GatewayError | None:
+    """Return the error of an item; None where the client gets the item as it came."""
+    return None if is_unread_reply(item) else item.error
+
+
 def path_of(wire: Any, /) -> str:
     """Return the path of a request, or its method over gRPC; "" on a byte stream."""
     found: str = getattr(wire, "path", "") or getattr(wire, "method", "")

@@ -15,6 +15,7 @@ import structlog
 from gateway.ir.calls import InferResponse
 from gateway.ir.errors import ErrorCode, GatewayError
 from gateway.ir.streams import EndCallback, NotifyingStream
+from gateway.ir.unread import failure_of
 from gateway.telemetry.error_texts import error_text
 
 log = structlog.get_logger(__name__)
@@ -281,7 +282,8 @@ class FirstReplyStream(NotifyingStream):
         """Return the next reply."""
         item = await super().__anext__()
         on_refused, self._on_refused = self._on_refused, None
-        if on_refused is not None and item.error is not None and self._on_end is not None:
+        error = failure_of(item)
+        if on_refused is not None and error is not None and self._on_end is not None:
             self._on_end = None
-            on_refused(item.error)
+            on_refused(error)
         return item

@@ -10,6 +10,7 @@ from gateway.ir.calls import Call, InferResponse, StreamInferRequest
 from gateway.ir.context import CallSequence
 from gateway.ir.errors import ErrorCode, GatewayError
 from gateway.ir.streams import close_stream
+from gateway.ir.unread import failure_of
 from gateway.routing.endpoint import Endpoint
 from gateway.routing.residency.controller import ResidencyController
 from gateway.routing.residency.plan import Resident
@@ -90,7 +91,8 @@ class HeldStream:
                 return await self._resend()
             self._end(error)
             raise
-        if item.error is not None and await self._may_resend(item.error):
+        failure = failure_of(item)
+        if failure is not None and await self._may_resend(failure):
             return await self._resend()
         self._has_begun = True
         return item

@@ -256,7 +256,7 @@ class TextClient:
     def _task(self, call: Call[Any]) -> str:
         """Return the task of a client's own request, or else that of the upstream."""
         form = form_of(call)
-        return self._options.task if form is None else TASKS[form.kind]
+        return self._options.task if form is None else TASKS.get(form.kind, self._options.task)
 
     def _read_event(self, call: StreamInferRequest, wire: HttpResponse) -> InferResponse:
         return decode_event(call, wire, self._options, self._limits)
