@@ -45,7 +45,7 @@ def before_server(
     """Return a gateway on the ports of a server of this host, which moves to others.
 
     Args:
-        ports: Those of HTTP and gRPC.
+        ports: The port of HTTP, and that of gRPC.
         name: Name of the upstream that is the server.
         upstream: Its settings.
         models: Names of its models.

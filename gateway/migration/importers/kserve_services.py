@@ -103,7 +103,7 @@ class _ServiceImport:
         settings = {"timeout": f"{timeout}s"} if timeout else {}
         name = _model_name(server.setting) or self._name
         self._import.route(self._resource, [name], targets, **settings)
-        self._leave_rest(server, name)
+        self._leave_rest(server, name, len(targets))
 
     def _server(self, component: YamlSetting) -> _Server:
         for kind in _SERVERS:
@@ -176,14 +176,13 @@ class _ServiceImport:
         name = self._import.upstream(self._resource, service, (scheme, _PORT), **options)
         return {"upstream": name} | ({} if weight is None else {"weight": weight})
 
-    def _leave_rest(self, server: _Server, name: str) -> None:
+    def _leave_rest(self, server: _Server, name: str, targets: int) -> None:
         explainer = self._resource.get("spec", "explainer")
         if explainer.value is not None:
             service = f"{self._name}-explainer"
             self._import.leave(explainer, f"'explainer' has no equivalent: call service {service}")
         canary = self._predictor.get("canaryTrafficPercent")
-        weighted = self._import.found.config["routes"][-1]["targets"]
-        if canary.value is not None and len(weighted) == 1:
+        if canary.value is not None and targets == 1:
             self._import.leave(
                 canary,
                 "'canaryTrafficPercent': KServe splits the calls; for weights here, set "

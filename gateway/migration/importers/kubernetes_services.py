@@ -35,7 +35,6 @@ class ServiceImport:
             for document in documents
             for each in (document.all("items") if _is_list(document) else [document])
         ]
-        self.resources = [each for each in everything if each.text("kind") in kinds]
         names = sorted({each.text("kind") or "no kind" for each in everything})
         if kinds[0] not in names:
             text = f"found {', '.join(names) or 'an empty list'}; expected kind: {kinds[0]}"
@@ -48,9 +47,13 @@ class ServiceImport:
             "routes": [],
         }
         self._names: set[str] = set()
+        self.resources = []
         for each in everything:
-            if each not in self.resources:
-                self.leave(each, f"{each.text('kind') or 'a resource without kind'} left out")
+            if each.text("kind") in kinds:
+                self.resources.append(each)
+            else:
+                name = each.text("metadata", "name")
+                self.leave(each, f"{each.text('kind') or 'resource'} {name!r} left out")
 
     def leave(self, setting: YamlSetting, text: str) -> None:
         """Note a setting without an equivalent."""

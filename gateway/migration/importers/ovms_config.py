@@ -2,7 +2,7 @@
 
 The server keeps its models, behind the gateway. It has no graphs from 2026.4 on.
 
-Source: OpenVINO Model Server 2026.3, src/schema.cpp and docs/dag_scheduler.md.
+Source: OpenVINO Model Server 2026.3, src/schema.cpp and "Directed Acyclic Graph (DAG) Scheduler".
 """
 
 from pathlib import Path
@@ -14,10 +14,6 @@ from gateway.migration.importers.yaml_setting import YamlSetting, read_documents
 
 # The ports of the manual: a file names none.
 _PORTS: Final = (8000, 9000)
-_UPSTREAM: Final = {
-    "url": f"oip+grpc://127.0.0.1:{shifted_port(_PORTS[1])}",
-    "options": {"dialect": "ovms"},
-}
 _MODEL_NODE: Final = "DL model"
 # Keys of a graph and of a node that branch and join.
 _BRANCHES: Final = ("demultiply_count", "gather_from_node")
@@ -69,7 +65,9 @@ def import_ovms(path: Path) -> Imported:
             found.unmapped.append(document.get(key).unmapped(f"{key!r} has no equivalent"))
     names = list(dict.fromkeys([*models, *media]))
     if names:
-        found.config = before_server(_PORTS, "openvino", _UPSTREAM, names)
+        url = f"oip+grpc://127.0.0.1:{shifted_port(_PORTS[1])}"
+        upstream = {"url": url, "options": {"dialect": "ovms"}}
+        found.config = before_server(_PORTS, "openvino", upstream, names)
     for name in kept:
         found.config["routes"].append({"match": {"model": [name]}, "targets": [{"model": name}]})
         found.config.setdefault("pipelines", {})[name] = pipelines[name]

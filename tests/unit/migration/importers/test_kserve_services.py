@@ -180,7 +180,7 @@ def test_what_is_left_out_is_named_with_its_line(tmp_path: Path) -> None:
     """Lines count from the top of the file, over all documents and lists."""
     found = imported(tmp_path, _DOCUMENTS)
     assert [
-        "2: Secret left out",
+        "2: Secret 's' left out",
         "21: 'explainer' has no equivalent: call service a-explainer",
         "20: model 'a': Triton has the names of its folders; set them in match.model",
         "22: model 'a' left out: another resource has this name",
