@@ -56,8 +56,11 @@ def import_seldon(path: Path, http: str, grpc: str) -> Imported:
     """
     imported = ServiceImport(path, [_KIND], http, grpc)
     names = [each.required("metadata", "name") for each in imported.resources]
-    for each in imported.resources:
-        _DeploymentImport(imported, each, names).run()
+    for place, each in enumerate(imported.resources):
+        if names[place] in names[:place]:
+            imported.leave(each, f"{names[place]!r} left out: another namespace has this name")
+        else:
+            _DeploymentImport(imported, each, names).run()
     if len(names) == 1:
         imported.found.config["listeners"][0]["default_model"] = names[0]
     return imported.found
@@ -98,7 +101,7 @@ class _DeploymentImport:
         if self._protocol != "seldon" and root not in self._names:
             names.append(root)
         self._import.route(self._resource, names, targets)
-        if self._protocol == "seldon":
+        if self._protocol == "seldon" and any("upstream" in each for each in targets):
             self._import.leave(
                 self._resource,
                 f"model {self._name!r}: Seldon does not tell inputs and outputs; set "

@@ -158,6 +158,15 @@ def test_what_has_no_equivalent_is_named_with_its_line(tmp_path: Path) -> None:
     assert "default_model" not in found.config["listeners"][0]
 
 
+def test_a_name_of_two_namespaces_is_imported_once(tmp_path: Path) -> None:
+    """The second deployment is named."""
+    text = deployment(predictor(), protocol="v2")
+    second = text.replace("name: house", "name: house\n  namespace: other")
+    found = imported(tmp_path, f"{text}---\n{second}")
+    assert ["12: 'house' left out: another namespace has this name"] == notes(found)
+    assert [f"oip+http://{_HOST}:8000"] == urls(found)
+
+
 _CHAIN = {"name": "clean", "children": [{"name": "score", "type": "MODEL"}]}
 
 
@@ -191,6 +200,7 @@ def test_a_chain_of_declared_models_becomes_a_pipeline(tmp_path: Path) -> None:
     assert {"match": {"model": ["house"]}, "targets": [{"model": "house-main"}]} == (
         found.config["routes"][-1]
     )
+    assert notes(found) == []
 
 
 @pytest.mark.parametrize(
