@@ -2,8 +2,10 @@
 
 import enum
 import shlex
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 import yaml
@@ -15,7 +17,10 @@ from gateway.config.load import ConfigError
 from gateway.migration.importers.graphpipe_command import import_graphpipe
 from gateway.migration.importers.grps_config import import_grps
 from gateway.migration.importers.imported import Imported
+from gateway.migration.importers.kserve_services import import_kserve
 from gateway.migration.importers.mlflow_model import import_mlflow
+from gateway.migration.importers.ovms_config import import_ovms
+from gateway.migration.importers.seldon_deployments import import_seldon
 from gateway.migration.importers.tensorflow_models import import_models
 from gateway.migration.importers.torchserve_properties import import_torchserve
 from gateway.migration.importers.triton_repository import import_repository
@@ -31,6 +36,9 @@ class ImportSource(enum.Enum):
     TFS = "tfs"
     MLFLOW = "mlflow"
     TORCHSERVE = "torchserve"
+    OVMS = "ovms"
+    SELDON = "seldon"
+    KSERVE = "kserve"
 
 
 def import_(
@@ -38,10 +46,11 @@ def import_(
     what: Annotated[
         list[str],
         typer.Argument(
-            metavar="REPOSITORY|CONF|MLMODEL|-- COMMAND...",
+            metavar="REPOSITORY|CONF|MLMODEL|FILE|-- COMMAND...",
             help="Model repository of Triton or TensorRT, directory `conf` of grps, file MLmodel "
             "of MLflow, models.config of TensorFlow Serving, config.properties, archive or model "
-            "store of TorchServe, or command line of a GraphPipe server.",
+            "store of TorchServe, config.json of OpenVINO Model Server, resources of Seldon or "
+            "KServe, or command line of a GraphPipe server.",
         ),
     ],
     out: Annotated[
@@ -86,20 +95,16 @@ def _import(source: ImportSource, what: list[str]) -> Imported:
         if source is ImportSource.GRAPHPIPE:
             return import_graphpipe(what)
         if len(what) > 1:
-            fail(f"too many arguments: {len(what)}; expected one directory", WRONG_USAGE)
-        if source is ImportSource.GRPS:
-            return import_grps(Path(what[0]))
-        if source is ImportSource.MLFLOW:
-            return import_mlflow(Path(what[0]), DEFAULT_HTTP, DEFAULT_GRPC)
-        if source is ImportSource.TORCHSERVE:
-            return import_torchserve(Path(what[0]))
-        if source is ImportSource.TFS:
-            return import_models(Path(what[0]))
-        repository = import_repository(Path(what[0]))
+            fail(f"too many arguments: {len(what)}; expected one path", WRONG_USAGE)
+        return _OF_PATHS[source](Path(what[0]))
     except OSError as error:
         fail(f"cannot read {error.filename or what[0]}: {error.strerror}", WRONG_USAGE)
     except ValueError as error:
         fail(str(error), WRONG_USAGE)
+
+
+def _import_repository(path: Path) -> Imported:
+    repository = import_repository(path)
     config = {
         "version": "1",
         "listeners": [{"name": "main", "http": DEFAULT_HTTP, "grpc": DEFAULT_GRPC}],
@@ -107,3 +112,16 @@ def _import(source: ImportSource, what: list[str]) -> Imported:
         **({"pipelines": repository.pipelines} if repository.pipelines else {}),
     }
     return Imported(config, repository.unmapped)
+
+
+_OF_PATHS: Final[Mapping[ImportSource, Callable[[Path], Imported]]] = {
+    ImportSource.TRITON: _import_repository,
+    ImportSource.TRTIS: _import_repository,
+    ImportSource.GRPS: import_grps,
+    ImportSource.TFS: import_models,
+    ImportSource.MLFLOW: partial(import_mlflow, http=DEFAULT_HTTP, grpc=DEFAULT_GRPC),
+    ImportSource.TORCHSERVE: import_torchserve,
+    ImportSource.OVMS: import_ovms,
+    ImportSource.SELDON: partial(import_seldon, http=DEFAULT_HTTP, grpc=DEFAULT_GRPC),
+    ImportSource.KSERVE: partial(import_kserve, http=DEFAULT_HTTP, grpc=DEFAULT_GRPC),
+}

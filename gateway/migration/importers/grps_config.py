@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from gateway.config.yaml_tree import YamlTree, read_tree
+from gateway.config.yaml_tree import YamlTree
 from gateway.migration.importers.imported import Imported, Unmapped, shifted_port
+from gateway.migration.importers.yaml_setting import read_documents
 from gateway.protocols.grps.options import DEFAULT_DAG
 
 _INFERENCE, _SERVER = "inference.yml", "server.yml"
@@ -36,15 +37,8 @@ def import_grps(directory: Path) -> Imported:
         OSError: A file cannot be read.
         ValueError: A file is not YAML.
     """
-    trees = {}
-    for name in (_INFERENCE, _SERVER):
-        text = (directory / name).read_text(encoding="utf-8")
-        tree = read_tree(text, {}, directory)
-        if tree.problems or not isinstance(tree.value, dict):
-            problem = tree.problems[0] if tree.problems else "expected a mapping"
-            raise ValueError(f"{directory / name}:{problem}")
-        trees[name] = tree
-    return _GrpsImport(directory, trees[_INFERENCE], trees[_SERVER]).run()
+    trees = [read_documents(directory / name)[0].tree for name in (_INFERENCE, _SERVER)]
+    return _GrpsImport(directory, *trees).run()
 
 
 class _GrpsImport:

@@ -39,6 +39,26 @@ class Imported:
         return len(self.config.get("models", ())) or len(self.config.get("upstreams", ()))
 
 
+def before_server(
+    ports: tuple[int, int], name: str, upstream: dict[str, Any], models: list[str]
+) -> dict[str, Any]:
+    """Return a gateway on the ports of a server of this host, which moves to others.
+
+    Args:
+        ports: The port of HTTP, and that of gRPC.
+        name: Name of the upstream that is the server.
+        upstream: Its settings.
+        models: Names of its models.
+    """
+    http, grpc = ports
+    return {
+        "version": "1",
+        "listeners": [{"name": "main", "http": f"127.0.0.1:{http}", "grpc": f"127.0.0.1:{grpc}"}],
+        "upstreams": {name: upstream},
+        "routes": [{"match": {"model": models}, "targets": [{"upstream": name}]}],
+    }
+
+
 def shifted_port(port: int) -> int:
     """Return the port for an old server whose own port the gateway takes."""
     return port + 10000 if port < 55536 else port - 10000  # noqa: PLR2004  # ports end at 65535

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from gateway.config.yaml_tree import read_tree
 from gateway.migration.importers.imported import Imported, Unmapped
+from gateway.migration.importers.yaml_setting import read_documents
 
 NAME: Final = "MLmodel"
 
@@ -55,10 +55,7 @@ def import_mlflow(path: Path, http: str, grpc: str) -> Imported:
         ValueError: It is not YAML, or its signature is not JSON.
     """
     file = path / NAME if path.is_dir() else path
-    tree = read_tree(file.read_text(encoding="utf-8"), {}, file.parent)
-    if tree.problems or not isinstance(tree.value, dict):
-        problem = tree.problems[0] if tree.problems else "expected a mapping"
-        raise ValueError(f"{file}:{problem}")
+    tree = read_documents(file)[0].tree
     found = Imported()
     name = file.absolute().parent.name
     found.config = {

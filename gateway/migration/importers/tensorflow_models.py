@@ -9,12 +9,10 @@ Source: TensorFlow Serving, "Configuring the model server"; docs/protocols/tenso
 from pathlib import Path
 from typing import Any, Final
 
-from gateway.migration.importers.imported import Imported, Unmapped, shifted_port
+from gateway.migration.importers.imported import Imported, Unmapped, before_server, shifted_port
 from gateway.migration.importers.text_format import MalformedText, TextField, parse_fields
 
-_HTTP_PORT: Final = 8501
-_GRPC_PORT: Final = 8500
-_UPSTREAM: Final = "tensorflow"
+_PORTS: Final = (8501, 8500)
 # What stays with the server that keeps running.
 _OF_THE_SERVER: Final = frozenset({"base_path", "model_platform", "model_version_policy"})
 _LABELS: Final = "version_labels"
@@ -44,7 +42,9 @@ def import_models(path: Path) -> Imported:
         if each.name != "model_config_list":
             found.unmapped.append(_unmapped(str(path), each))
     if models:
-        found.config.update(_configuration(models))
+        upstream = {"url": f"tfs+grpc://127.0.0.1:{shifted_port(_PORTS[1])}"}
+        found.config = before_server(_PORTS, "tensorflow", upstream, sorted(models))
+        found.config["models"] = models
     return found
 
 
@@ -62,22 +62,3 @@ def _add(entry: TextField, models: dict[str, Any], found: Imported, file: str) -
 
 def _unmapped(file: str, setting: TextField) -> Unmapped:
     return Unmapped(file, setting.line, f"{setting.name!r} has no equivalent")
-
-
-def _configuration(models: dict[str, Any]) -> dict[str, Any]:
-    """Return a gateway on the ports of the server, which moves to others."""
-    return {
-        "version": "1",
-        "listeners": [
-            {
-                "name": "main",
-                "http": f"127.0.0.1:{_HTTP_PORT}",
-                "grpc": f"127.0.0.1:{_GRPC_PORT}",
-            }
-        ],
-        "upstreams": {
-            _UPSTREAM: {"url": f"tfs+grpc://127.0.0.1:{shifted_port(_GRPC_PORT)}"},
-        },
-        "routes": [{"match": {"model": sorted(models)}, "targets": [{"upstream": _UPSTREAM}]}],
-        "models": models,
-    }

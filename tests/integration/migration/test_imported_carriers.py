@@ -16,17 +16,32 @@ from tests.integration.migration.test_sidecar_records import CARRIERS, address, 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(120)]
 
 _INPUT = '[{"name": "X", "type": "tensor", "tensor-spec": {"dtype": "float32", "shape": [-1, 64]}}]'
+_MODELS = '{"model_config_list": [{"config": {"name": "digits", "base_path": "/models/digits"}}]}'
+_DEPLOYMENT = """
+kind: SeldonDeployment
+metadata: {name: digits}
+spec: {predictors: [{name: main, graph: {name: digits}}]}
+"""
+_SERVICE = """
+kind: InferenceService
+metadata: {name: digits}
+spec: {predictor: {model: {protocolVersion: grpc-v2}}}
+"""
+# A file of each server, and the protocols that its clients speak.
 FILES = {
-    "mlflow": ("MLmodel", f"signature: {{inputs: '{_INPUT}'}}"),
-    "tfs": ("models.config", 'model_config_list { config { name: "digits" } }'),
-    "torchserve": ("config.properties", 'models={"digits": {"1.0": {}}}'),
+    "mlflow": ("MLmodel", f"signature: {{inputs: '{_INPUT}'}}", ["mlflow"]),
+    "tfs": ("models.config", 'model_config_list { config { name: "digits" } }', ["tfs"]),
+    "torchserve": ("config.properties", 'models={"digits": {"1.0": {}}}', ["torchserve"]),
+    "ovms": ("config.json", _MODELS, ["tfs", "oip"]),
+    "seldon": ("deployment.yaml", _DEPLOYMENT, ["seldon"]),
+    "kserve": ("service.yaml", _SERVICE, ["tfs", "oip"]),
 }
 
 
 @pytest.mark.parametrize("name", FILES)
 async def test_clients_can_call_on_every_carrier(tmp_path: Path, name: str) -> None:
     """The file needs other addresses, and nothing else, for each carrier that it opens."""
-    file, text = FILES[name]
+    file, text, protocols = FILES[name]
     folder = tmp_path / "digits"
     folder.mkdir()
     (folder / file).write_text(text)
@@ -37,7 +52,9 @@ async def test_clients_can_call_on_every_carrier(tmp_path: Path, name: str) -> N
     document = yaml.safe_load(out.read_text())
     (listener,) = document["listeners"]
     keys = [
-        key for key in CARRIERS if key.startswith(f"{name}.") and key.partition(".")[2] in listener
+        key
+        for key in CARRIERS
+        if key.partition(".")[0] in protocols and key.partition(".")[2] in listener
     ]
     async with running(demo_text()) as server:
         for upstream in document["upstreams"].values():

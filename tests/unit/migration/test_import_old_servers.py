@@ -225,7 +225,7 @@ def test_a_dag_of_local_models_is_reported(tmp_path: Path) -> None:
     ("inference", "server", "text"),
     [
         ("models: [", SERVER, "inference.yml:1:"),
-        ("[]", SERVER, "inference.yml:expected a mapping"),
+        ("[]", SERVER, "inference.yml:1: expected a mapping"),
         (INFERENCE, "interface: {port: x}", "interface.port is 'x'; expected numbers"),
     ],
 )
