@@ -42,7 +42,7 @@ class TappedCall(Struct):
         started: On the clock of `time.monotonic`.
         path: Route and target of the call.
         items: The replies, each with its time since the start, seconds.
-        responses: The messages to the client; none below the frontends.
+        responses: The messages to the client; below the frontends those that nobody reads.
         error: Code and text of the error that ended the call; None for none.
         is_refused: Whether the gateway itself refused the call with this error.
         teed: Keeps the body of a call that began before it was received; None for others.
@@ -140,10 +140,7 @@ class RouteTap(Protocol):
     """Receives chosen calls of a route; its methods do not wait."""
 
     def begin(self, call: Call[Any], /) -> SampledCall | None:
-        """Return the exchange of an inference; None for a call that is not chosen.
-
-        An unread call is never chosen, and may be counted.
-        """
+        """Return the exchange of a call, read or not; None for one that is not chosen."""
         ...
 
     def end(self, exchange: SampledCall, /) -> None:

@@ -127,4 +127,6 @@ def _log_books(loaded: LoadedConfig) -> None:
         )
     for name, migration in MIGRATIONS.of(loaded.config).items():
         if migration.new is not None:
-            log.info("calls compared", migration=name, forwarded="counted as skipped")
+            log.info(
+                "calls compared", migration=name, forwarded="only to a server of their own form"
+            )

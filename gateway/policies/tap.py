@@ -13,9 +13,18 @@ import structlog
 
 from gateway.api.layer import Entries, Layer, LayerContext
 from gateway.api.tap import RecordedStream, RouteTap, SampledCall
-from gateway.ir.calls import Call, InferRequest, OpaqueCall, StreamInferRequest, with_read_tensors
+from gateway.ir.calls import (
+    Call,
+    InferRequest,
+    InferResponse,
+    OpaqueCall,
+    StreamInferRequest,
+    with_read_tensors,
+)
+from gateway.ir.context import Origin
 from gateway.ir.errors import ErrorCode
 from gateway.ir.streams import on_stream_end
+from gateway.ir.unread import is_unread_reply
 from gateway.service import ReplyCoroutine, Service
 from gateway.telemetry.call_path import CALL_PATH
 from gateway.telemetry.faults import FAULTS
@@ -82,7 +91,11 @@ class SampleCalls:
             return on_stream_end(exchange.call, RecordedStream(reply, exchange), ended)
         if exchange.path.requests <= requests + 1:
             exchange.upstream_s = exchange.path.upstream_s - before_s
-        exchange.add(reply)
+        unread = reply if isinstance(reply, Origin) else _unread_message(reply)
+        if unread is not reply:
+            exchange.add(reply)
+        if unread is not None:
+            exchange.responses.append(unread.wire)
         self._end(exchange)
         return reply
 
@@ -97,6 +110,10 @@ class SampleCalls:
             self._tap.end(exchange)
         except FAULTS:  # the client's reply must not fail because of a tap
             log.exception("call not sampled")
+
+
+def _unread_message(reply: InferResponse) -> Origin | None:
+    return reply.origin if is_unread_reply(reply) else None
 
 
 def _build(inner: Entries, at: LayerContext) -> Service | None:

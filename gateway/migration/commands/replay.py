@@ -19,7 +19,6 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from gateway.api.protocol import Codec
 from gateway.app import complete_service, connect
 from gateway.app.run.process import freeze_startup_objects
 from gateway.app.run.run import loop_factory
@@ -37,7 +36,6 @@ from gateway.cli.server_flags import ServerFlags, server_flags
 from gateway.ir.calls import ServerMetadataRequest
 from gateway.ir.context import Context
 from gateway.ir.errors import GatewayError
-from gateway.ir.limits import MessageLimits
 from gateway.ir.texts import printable
 from gateway.migration.captures.capture import Capture
 from gateway.migration.captures.directory import PERCENT
@@ -69,6 +67,7 @@ from gateway.migration.evidence.guards import Guards
 from gateway.migration.evidence.verdicts import GuardVerdict
 from gateway.migration.package_rules import named_rule
 from gateway.migration.replay.differences import ComparedCall, compare_captures
+from gateway.migration.replay.forwarded import codec_of
 from gateway.migration.replay.mismatch_list import MismatchList
 from gateway.migration.replay.replay import (
     LATE_S,
@@ -90,7 +89,6 @@ from gateway.migration.replay.times import (
 )
 from gateway.migration.replay.wire_replay import RecordedRequests
 from gateway.migration.settings import MigrationConfig
-from gateway.registry import protocol
 from gateway.service import Service
 from gateway.settings.private_files import make_directory
 from gateway.settings.units import Url, parse_duration, parse_url
@@ -446,14 +444,6 @@ def shown_command(arguments: Sequence[str]) -> str:
         else:
             shown.append(each)
     return shlex.join(shown)
-
-
-def codec_of(url: Url) -> Codec[Any, Any]:
-    """Return the codec of the server at *url*."""
-    spec = protocol(url.protocol)
-    # Every message names a model here; a listener's own default is not known.
-    options = {spec.default_model: "default"} if spec.default_model else {}
-    return spec.carriers[url.carrier].codec(MessageLimits(), spec.options(options))
 
 
 def _percent(capture: Capture) -> float:

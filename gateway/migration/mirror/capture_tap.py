@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-import orjson
 from msgspec.structs import replace  # noqa: TID251  # a record has no wire origin
 
 from gateway.api.tap import TappedCall
@@ -19,7 +18,7 @@ from gateway.ir.teed_body import TeeBudget, tee_body
 from gateway.ir.unread import unread_call
 from gateway.migration import names
 from gateway.migration.captures.privacy import Privacy
-from gateway.migration.captures.records import FORWARDED, Recordable, WireRow
+from gateway.migration.captures.records import FORWARDED, Recordable
 from gateway.migration.captures.sampling import (
     CaptureCounts,
     CaptureOptions,
@@ -28,8 +27,8 @@ from gateway.migration.captures.sampling import (
     sequence_key,
 )
 from gateway.migration.mirror.outbox import Outbox
-from gateway.migration.mirror.sender import FinishedCalls, RecordSender
-from gateway.migration.replay.wire_messages import READING_HEADERS, Message, body_of, head_of
+from gateway.migration.mirror.sender import FinishedCalls, RecordSender, messages_of
+from gateway.migration.replay.wire_messages import READING_HEADERS, row_of
 from gateway.telemetry.call_path import CallPath
 from gateway.telemetry.metrics import Metrics
 
@@ -233,7 +232,7 @@ class CaptureTap:
             # A forwarded call has no tensors: its messages are its payload.
             is_payload = own.kind == FORWARDED and privacy.payload == "full" and not privacy.tensors
             if privacy.wire or is_payload:
-                own = replace(own, wire=_messages(exchange, kept, each.options.privacy))
+                own = replace(own, wire=messages_of(exchange, kept, _headers(privacy)))
             each.put(own)
 
     def rejected(self, codec: str, wire: Any, error: GatewayError, response: Any, /) -> None:
@@ -248,8 +247,8 @@ class CaptureTap:
         privacy, rows = capture.options.privacy, []
         if privacy.wire:
             rows = [
-                _wire_row("request", 0, wire, privacy),
-                _wire_row("reply", 0, response, privacy),
+                row_of("request", 0, wire, _headers(privacy)),
+                row_of("reply", 0, response, _headers(privacy)),
             ]
         client = NO_CLIENT if error.client is None else error.client
         call = unread_call(codec, wire, client, error.request_id, error.model)
@@ -267,19 +266,6 @@ class CaptureTap:
         )
 
 
-def _messages(exchange: TappedCall, kept: memoryview, privacy: Privacy) -> list[WireRow]:
-    """Return the messages of an exchange; *kept* is what its teed body kept."""
-    rows = [
-        _wire_row("reply", place, each, privacy) for place, each in enumerate(exchange.responses)
-    ]
-    origin = exchange.call.context.origin
-    if origin is None:
-        return rows
-    request = origin.wire if origin.recorded is None else origin.recorded
-    row = _wire_row("request", 0, request, privacy)
-    return [WireRow(row.side, row.place, row.head, row.body + kept.tobytes()), *rows]
-
-
 def _resolved(request: InferRequest | None, name: str) -> InferRequest | None:
     """Return *request* with the name of its model, where the client sent "name-version"."""
     model = None if request is None else request.model
@@ -288,7 +274,6 @@ def _resolved(request: InferRequest | None, name: str) -> InferRequest | None:
     return request.changed(model=ModelRef(name, model.name[len(name) + 1 :]))
 
 
-def _wire_row(side: str, place: int, message: Message, privacy: Privacy) -> WireRow:
-    """Return a message with the headers that are listed or that a reader of the body needs."""
-    head = head_of(message, READING_HEADERS | frozenset(privacy.headers))
-    return WireRow(side, place, orjson.dumps(head).decode(), body_of(message))
+def _headers(privacy: Privacy) -> frozenset[str]:
+    """Return the headers of messages that are listed or that a reader of the body needs."""
+    return READING_HEADERS | frozenset(privacy.headers)

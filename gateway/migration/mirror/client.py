@@ -13,6 +13,7 @@ from gateway.migration.mirror.capture_tap import CLOSE_S, CaptureTap, Capturing,
 from gateway.migration.mirror.keeper import ShadowKeeper
 from gateway.migration.mirror.mirror_tap import MirrorTap, watch_migrations
 from gateway.migration.mirror.sampling import MirrorLimits
+from gateway.migration.mirror.targets import forwarded_form
 from gateway.migration.options import (
     CAPTURE_CHANNEL,
     EVENT_CHANNEL,
@@ -78,7 +79,10 @@ class ShadowClient:
             watch_captures(metrics, captures)
         migrations = live_migrations(loaded.config)
         limits = MirrorLimits(outbox_bytes=_OUTBOX_BYTES // max(1, len(migrations)))
-        taps = [MirrorTap(each, sockets[each.name], limits) for each in migrations]
+        taps = [
+            MirrorTap(each, sockets[each.name], limits, forwarded_form(each, loaded.config))
+            for each in migrations
+        ]
         self.mirrors: Mapping[str, MirrorTap] = MappingProxyType(
             {tap.migration.route: tap for tap in taps}
         )

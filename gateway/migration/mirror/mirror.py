@@ -10,19 +10,22 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from time import monotonic
+from types import MappingProxyType
 from typing import Any, Final
 
 import structlog
 from msgspec import Struct, field
 
+from gateway.api.protocol import Codec
+from gateway.concurrency.offload import run_bounded
 from gateway.ir.bounded_dict import BoundedDict
-from gateway.ir.calls import InferRequest, ModelMetadataRequest
+from gateway.ir.calls import Call, InferRequest, ModelMetadataRequest
 from gateway.ir.context import Client, Context, ModelRef, Need
 from gateway.ir.errors import ErrorCode, GatewayError
 from gateway.ir.identity import Identity
 from gateway.ir.metadata import ModelMetadata
 from gateway.migration.captures.privacy import Privacy
-from gateway.migration.captures.records import OK, RecordedCall
+from gateway.migration.captures.records import FORWARDED, OK, RecordedCall
 from gateway.migration.captures.sampling import CALL_BYTES, sequence_key
 from gateway.migration.captures.transfer import Confirmation, SampleMessage, ShadowRequest
 from gateway.migration.compare.metadata_differences import metadata_differences, model_identity
@@ -34,6 +37,7 @@ from gateway.migration.evidence.kept_samples import ErrorTexts, KeptSamples, kep
 from gateway.migration.evidence.verdicts import evidence_of
 from gateway.migration.mirror.targets import LONGEST_S, NEW, OLD, shadow_route
 from gateway.migration.package_rules import named_rule
+from gateway.migration.replay.forwarded import can_forward, forwarded_call, with_outputs
 from gateway.migration.replay.replay import ReplayOutcome, ask, recorded_result
 from gateway.migration.targets import LiveMigration
 from gateway.service import Service
@@ -149,6 +153,7 @@ class Mirror:
         confirm: Receives the results for a serving process.
         on_change: Called after a comparison that differs, so that the evidence is sent soon.
         models: Models of the route that are known before any call.
+        codecs: Those of the targets that get forwarded calls, by "old" and "new".
     """
 
     def __init__(
@@ -159,10 +164,12 @@ class Mirror:
         confirm: Confirm,
         on_change: Callable[[], None] = lambda: None,
         models: Iterable[str] = (),
+        codecs: Mapping[str, Codec[Any, Any]] = MappingProxyType({}),
     ) -> None:
         self._migration = migration
         self._config = migration.config
         self._services = services
+        self._codecs = codecs
         self._privacy = privacy
         self._confirm = confirm
         self._on_change = on_change
@@ -250,8 +257,10 @@ class Mirror:
         except GatewayError:
             self._finish(sender, number, _CallResult(skipped="invalid"))
             return
-        if side is None:
-            self._finish(sender, number, _CallResult(skipped="other_target"))
+        is_forwarded = record.is_forwarded
+        if side is None or (is_forwarded and not can_forward(record, self._codecs.get(side))):
+            reason = "other_target" if side is None else "forwarded"
+            self._finish(sender, number, _CallResult(skipped=reason))
             return
         model = request.model
         if model is not None and model not in self._models and len(self._models) < _MAX_MODELS:
@@ -400,7 +409,10 @@ class Mirror:
         Raises:
             GatewayError: A tensor cannot be read.
         """
-        recorded, most_items = _client_result(entry.record)
+        if entry.record.is_forwarded and entry.size > _INLINE_BYTES:
+            recorded, most_items = await asyncio.to_thread(_client_result, entry.record)
+        else:
+            recorded, most_items = _client_result(entry.record)
         if recorded is None:
             return _CallResult(skipped="cancelled"), None
         other_side = NEW if entry.side == OLD else OLD
@@ -426,8 +438,11 @@ class Mirror:
         found = evidence_of(old, new, comparison, times_s, monotonic())
         self.evidence.add(ShadowedCall(sample_id, at_us, found, comparison, texts.shown))
         if is_readable and self.samples.wants(comparison):
+            record = entry.record
+            if record.is_forwarded:
+                record = with_outputs(record, recorded.items)
             kept = kept_sample(
-                sample_id, entry.record, entry.side, other.result, comparison, call_s, texts
+                sample_id, record, entry.side, other.result, comparison, call_s, texts
             )
             self.samples.add(kept)
         if comparison.outcome is not Outcome.MATCH:
@@ -457,7 +472,12 @@ class Mirror:
         path = CallPath(route=shadow_route(self.name, side))
         CALL_PATH.set(path)  # each call has its own task
         kind = entry.record.call.kind
-        found = await ask(self._services[side], entry.request, kind, timeout_s, most_items)
+        call: Call[Any] = entry.request
+        if kind == FORWARDED:
+            context = call.context
+            call = await run_bounded(forwarded_call, entry.record, self._codecs[side])
+            call = call.with_context(metadata=context.metadata, client=context.client)
+        found = await ask(self._services[side], call, kind, timeout_s, most_items)
         return found, 0.0 if kind == "StreamInferRequest" else path.upstream_s
 
     async def _compare(self, entry: _ArrivedCall, old: Result, new: Result) -> Comparison:

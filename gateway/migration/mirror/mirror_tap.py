@@ -5,13 +5,14 @@ from time import monotonic
 from typing import Any, Final
 
 from gateway.api.tap import SampledCall
-from gateway.ir.calls import Call, InferRequest, inference_of
+from gateway.ir.calls import Call, InferRequest, OpaqueCall, inference_of
 from gateway.ir.errors import ErrorCode
 from gateway.ir.streamed_inputs import streaming_body_of
 from gateway.ir.teed_body import TeeBudget, tee_body
 from gateway.ir.unread import is_unread, is_unread_reply
 from gateway.migration import names
 from gateway.migration.captures.privacy import Privacy
+from gateway.migration.captures.records import FORWARDED
 from gateway.migration.captures.transfer import ShadowRequest
 from gateway.migration.mirror.outbox import Outbox
 from gateway.migration.mirror.sampling import (
@@ -20,7 +21,7 @@ from gateway.migration.mirror.sampling import (
     MirrorLimits,
     SamplingDecision,
 )
-from gateway.migration.mirror.sender import FinishedCalls, RecordSender
+from gateway.migration.mirror.sender import FinishedCalls, RecordSender, messages_of
 from gateway.migration.targets import LiveMigration
 from gateway.telemetry.metrics import Metrics
 
@@ -39,12 +40,18 @@ class MirrorTap:
         migration: Whose route it taps.
         sock: To the shadow process.
         limits: The limits of the outbox.
+        form: That of the messages which both targets get as they came; "" for none.
     """
 
     def __init__(
-        self, migration: LiveMigration, sock: socket.socket, limits: MirrorLimits | None = None
+        self,
+        migration: LiveMigration,
+        sock: socket.socket,
+        limits: MirrorLimits | None = None,
+        form: str = "",
     ) -> None:
         self.migration = migration
+        self._form = form
         self.sampler = MigrationSampler(migration.name, migration.config, limits)
         self.outbox = Outbox(sock, self.sampler, _GATHER_S)
         self._targets = {migration.old_name, migration.new_name}
@@ -65,16 +72,13 @@ class MirrorTap:
 
     def begin(self, call: Call[Any], /) -> SampledCall | None:
         """Return the exchange of a call that is compared, else None."""
-        request = None if is_unread(call) else inference_of(call)
-        if request is None:
-            request = InferRequest(model=call.model, context=call.context)
-            if self.sampler.choose(request, call.context) is not SamplingDecision.NO:
-                self.outbox.skip(_FORWARDED)
-            return None
+        request = _request_of(call)
         choice = self.sampler.choose(request, call.context)
         if choice is SamplingDecision.NO:
             return None
-        if choice is SamplingDecision.SEQUENCE:
+        if is_unread(call) and not self._has_own_form(call):
+            self.outbox.skip(_FORWARDED)
+        elif choice is SamplingDecision.SEQUENCE:
             self.outbox.skip("sequence")
         elif choice is SamplingDecision.RATE:
             self.outbox.drop("rate")
@@ -96,8 +100,11 @@ class MirrorTap:
 
     def _send(self, exchange: SampledCall) -> None:
         found = self._finished.recordable(exchange)
-        reason = "arriving" if found is None else _reason_to_skip(exchange, self._targets)
+        reason = "arriving" if found is None else self._reason_to_skip(exchange)
         if found is not None and not reason:
+            if found[0].kind in {"", FORWARDED}:
+                found[0].kind = FORWARDED  # also where the gateway refused it
+                found[0].wire = messages_of(exchange, found[1], None)
             context = exchange.call.context
             shadow = ShadowRequest(
                 context.metadata,
@@ -110,21 +117,29 @@ class MirrorTap:
                 return
         if reason:
             self.outbox.skip(reason)
-        request = inference_of(exchange.call)
-        assert request is not None  # noqa: S101  # as in `begin`
-        self.sampler.lost(request)
+        self.sampler.lost(_request_of(exchange.call))
+
+    def _reason_to_skip(self, exchange: SampledCall) -> str:
+        """Return why a call cannot be compared, whatever its tensors; "" if it can."""
+        if exchange.path.target not in self._targets:
+            return "not_sent" if not exchange.path.target else "other_target"
+        if any(is_unread_reply(item) for _, item in exchange.items):
+            return "" if self._has_own_form(exchange.call) else _FORWARDED
+        if len(exchange.items) > MAX_ITEMS:
+            return "too_many_items"
+        is_cancelled = exchange.error is not None and exchange.error[0] is ErrorCode.CANCELLED
+        return "cancelled" if is_cancelled and not exchange.items else ""
+
+    def _has_own_form(self, call: Call[Any]) -> bool:
+        """Return whether both targets get the message of *call* as it came."""
+        origin = call.message if isinstance(call, OpaqueCall) else call.context.origin
+        return origin is not None and origin.whole != "" and origin.whole == self._form
 
 
-def _reason_to_skip(exchange: SampledCall, targets: set[str]) -> str:
-    """Return why a call cannot be compared, whatever its tensors; "" if it can."""
-    if exchange.path.target not in targets:
-        return "not_sent" if not exchange.path.target else "other_target"
-    if any(is_unread_reply(item) for _, item in exchange.items):
-        return _FORWARDED
-    if len(exchange.items) > MAX_ITEMS:
-        return "too_many_items"
-    is_cancelled = exchange.error is not None and exchange.error[0] is ErrorCode.CANCELLED
-    return "cancelled" if is_cancelled and not exchange.items else ""
+def _request_of(call: Call[Any]) -> InferRequest:
+    """Return the inference of *call*; one without tensors for a call that nobody here reads."""
+    found = inference_of(call)
+    return InferRequest(model=call.model, context=call.context) if found is None else found
 
 
 def watch_migrations(metrics: Metrics, taps: list[MirrorTap]) -> None:

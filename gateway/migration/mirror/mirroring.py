@@ -21,7 +21,13 @@ from gateway.config.models import Config
 from gateway.migration.captures.transfer import Confirmation
 from gateway.migration.evidence.counts import UnusableEvidence
 from gateway.migration.mirror.mirror import Mirror
-from gateway.migration.mirror.targets import NEW, OLD, shadow_config, shadow_route
+from gateway.migration.mirror.targets import (
+    NEW,
+    OLD,
+    forwarding_codecs,
+    shadow_config,
+    shadow_route,
+)
 from gateway.migration.options import shown_elements
 from gateway.migration.targets import LiveMigration, live_migrations
 from gateway.policies.limits.shed_load import ProcessLoad
@@ -92,6 +98,7 @@ class Mirroring:
             inbox.confirm,
             self._send_soon,
             models=_named_models(migration.route, self._loaded.config),
+            codecs=forwarding_codecs(migration, self._loaded.config),
         )
 
     async def start(self) -> None:

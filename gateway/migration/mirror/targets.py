@@ -4,11 +4,14 @@ It has only the upstreams and models that shadow calls need, without batches, ke
 and shares. So shadow calls have their own connections and limits.
 """
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
+from gateway.api.protocol import Codec
 from gateway.config.models import Config, LifecycleConfig, ModelConfig, UpstreamConfig
 from gateway.config.routes import MatchConfig, RouteConfig, TargetConfig
 from gateway.migration.captures.sampling import SHADOW_HEADER
+from gateway.migration.replay.forwarded import codec_of
 from gateway.migration.targets import LiveMigration, live_migrations
 from gateway.policies.limits.concurrency import ROUTE_IN_FLIGHT
 from gateway.policies.limits.deadline import ROUTE_TIMEOUT
@@ -64,6 +67,26 @@ def shadow_config(config: Config) -> Config:
             "lifecycle": LifecycleConfig(),
         }
     )
+
+
+def forwarding_codecs(migration: LiveMigration, config: Config) -> Mapping[str, Codec[Any, Any]]:
+    """Return the codecs of both targets, if they get messages of one form as they came, else none.
+
+    Raises:
+        LookupError, ValueError: An upstream is not valid.
+    """
+    found = {}
+    for side, target in ((OLD, migration.old), (NEW, migration.new)):
+        if target.upstream is not None:
+            upstream = config.upstreams[target.upstream]
+            found[side] = codec_of(upstream.all_urls[0], upstream.options)
+    forms = {each.whole for each in found.values()}
+    return found if len(found) == len((OLD, NEW)) and len(forms) == 1 and "" not in forms else {}
+
+
+def forwarded_form(migration: LiveMigration, config: Config) -> str:
+    """Return the form of the messages that both targets get as they came; "" for none."""
+    return next((each.whole for each in forwarding_codecs(migration, config).values()), "")
 
 
 def _is_pipeline(target: TargetConfig, config: Config) -> bool:

@@ -6,7 +6,9 @@ is its bytes.
 """
 
 import json
+from collections.abc import Mapping, Sequence
 from functools import cache
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -23,14 +25,38 @@ from gateway.ir.context import Origin
 from gateway.ir.datatypes import Datatype
 from gateway.ir.doubles import MOST_EXACT
 from gateway.ir.errors import GatewayError, MalformedMessage, Unsupported
+from gateway.ir.limits import MessageLimits
 from gateway.ir.tensor import Tensor, array_tensor, items_tensor
-from gateway.migration.captures.records import INVALID_VALUES, RecordedCall
+from gateway.migration.captures.records import INVALID_VALUES, OLD, RecordedCall, tensor_row
 from gateway.migration.replay.wire_messages import body_of
 from gateway.migration.replay.wire_replay import recorded_request
 from gateway.registry import protocol
+from gateway.settings.units import Url
 
 REPLY: Final = "reply"
 NUMBERS: Final = "numbers of the reply"
+
+
+def codec_of(url: Url, options: Mapping[str, Any] = MappingProxyType({})) -> Codec[Any, Any]:
+    """Return the codec of the server at *url*, with the *options* of its upstream.
+
+    Raises:
+        LookupError, ValueError: The protocol does not exist, or an option is wrong.
+    """
+    spec = protocol(url.protocol)
+    # Every message names a model here; a listener's own default is not known.
+    own = {spec.default_model: "default"} if spec.default_model else {}
+    return spec.carriers[url.carrier].codec(MessageLimits(), spec.options({**own, **options}))
+
+
+def can_forward(record: RecordedCall, codec: Codec[Any, Any] | None) -> bool:
+    """Return whether a server of the form of *codec* gets a call that nobody else reads."""
+    return (
+        record.is_forwarded
+        and codec is not None
+        and bool(codec.whole and record.wire)
+        and record.call.protocol == codec.name
+    )
 
 
 def forwarded_call(record: RecordedCall, codec: Codec[Any, Any]) -> Call[Any]:
@@ -76,7 +102,17 @@ def forwarded_outputs(record: RecordedCall) -> tuple[Tensor, ...] | None:
         method = str(json.loads(rows["request"].head)["method"])
     except INVALID_VALUES as error:
         raise MalformedMessage(f"recorded call {record.id} is malformed: {error}") from error
-    return _outputs(record.call.protocol, method, rows["reply"].body)
+    return _outputs(record.call.protocol, method, bytes(rows["reply"].body))
+
+
+def with_outputs(record: RecordedCall, items: Sequence[Sequence[Tensor]]) -> RecordedCall:
+    """Return *record* with the outputs of its replies in the place of its messages."""
+    rows = [
+        tensor_row(each, OLD, number, place)
+        for number, outputs in enumerate(items)
+        for place, each in enumerate(outputs)
+    ]
+    return RecordedCall(record.call, rows, record.items)
 
 
 def _outputs(name: str, method: str, body: bytes) -> tuple[Tensor, ...]:

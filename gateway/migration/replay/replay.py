@@ -38,7 +38,12 @@ from gateway.migration.compare.rules import OutputRules
 from gateway.migration.compare.summary import Summary, percentile
 from gateway.migration.evidence.guards import Guards
 from gateway.migration.evidence.verdicts import evidence_of, uncompared_evidence
-from gateway.migration.replay.forwarded import forwarded_call, forwarded_outputs, outputs_of_whole
+from gateway.migration.replay.forwarded import (
+    can_forward,
+    forwarded_call,
+    forwarded_outputs,
+    outputs_of_whole,
+)
 from gateway.migration.replay.wire_replay import recorded_message, with_recorded_types
 from gateway.service import Service
 from gateway.telemetry.error_texts import error_text
@@ -200,7 +205,7 @@ class Replay:
         for record in calls:
             if self._stop.is_set() or number == self._options.limit:
                 return
-            if record.missing and not self._can_forward(record):
+            if record.missing and not can_forward(record, self._codec):
                 self.report.left_out[record.missing] += 1
                 self.report.summary.forwarded += record.is_forwarded
                 if not record.call.kind:
@@ -302,19 +307,9 @@ class Replay:
         outcome = ReplayOutcome(found, record.call.took_us / 1e6, record.call.error)
         self._compare(record, outcome, outcome)
 
-    def _can_forward(self, record: RecordedCall) -> bool:
-        """Return whether the server is of the form of a call that nobody else reads."""
-        codec = self._codec
-        return (
-            record.is_forwarded
-            and codec is not None
-            and bool(codec.whole and record.wire)
-            and record.call.protocol == codec.name
-        )
-
     def _request(self, record: RecordedCall) -> Call[Any]:
         if record.is_forwarded:
-            assert self._codec is not None  # noqa: S101  # `_can_forward`
+            assert self._codec is not None  # noqa: S101  # `can_forward`
             whole = forwarded_call(record, self._codec)
             model = self._options.models.get(record.call.model)
             return whole if model is None else whole.changed(model=model)
@@ -407,10 +402,11 @@ async def ask(
     items: list[tuple[Tensor, ...]] = []
     times: list[float] = []
     answered: GatewayError | None = None
+    whole: Any = None
     try:
         with Timeout(timeout_s + 1):
             if kind == FORWARDED:
-                items.append(outputs_of_whole(call, await service(call)))
+                whole = await service(call)
                 times.append(monotonic() - started)
             elif kind == "StreamInferRequest":
                 assert isinstance(call, InferRequest)  # noqa: S101  # that of the stream
@@ -430,6 +426,9 @@ async def ask(
             else:
                 items.append(outputs_of(await service(call)))
                 times.append(monotonic() - started)
+        took_s = monotonic() - started
+        if whole is not None:  # JSON of any size must not delay other calls
+            items.append(await asyncio.to_thread(outputs_of_whole, call, whole))
     except GatewayError as error:
         texts = error.message, error_text(error)
         is_refused = error is not answered and is_refusal(error)
@@ -438,7 +437,7 @@ async def ask(
     except TimeoutError:
         result, text = Result(error=ErrorCode.DEADLINE_EXCEEDED), f"no reply in {timeout_s:g} s"
         return ReplayOutcome(result, monotonic() - started, text, text)
-    return ReplayOutcome(Result(tuple(items)), monotonic() - started, times_s=tuple(times))
+    return ReplayOutcome(Result(tuple(items)), took_s, times_s=tuple(times))
 
 
 def replayed_call(record: RecordedCall, outcome: ReplayOutcome, target: str) -> RecordedCall:

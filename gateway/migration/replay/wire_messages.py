@@ -2,11 +2,14 @@
 
 import re
 from collections.abc import Callable, Container, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
+
+import orjson
 
 from gateway.api.protocol import GrpcBinding, HttpBinding, StreamBinding
 from gateway.ir.errors import MalformedMessage
 from gateway.ir.limits import MessageLimits
+from gateway.migration.captures.records import WireRow
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus
 from gateway.wire.http import Headers, HttpRequest, HttpResponse, view_of
 from gateway.wire.stream import Frame, Framer
@@ -33,25 +36,29 @@ READING_QUERY: Final = frozenset(
 """Parts of a query that choose the form of the response; all others may contain secrets."""
 
 _OK: Final = 200
+# A view of a small body would keep the buffer that it was received in.
+_SMALL_BYTES: Final = 64 << 10
 # The body of a message value is decoded already, and the other one is no part of the request.
 _NOT_SENT: Final = frozenset({"content-encoding", "accept-encoding"})
 _INFERENCE: Final = re.compile(r".*/(ModelInfer|Infer|Predict)")
 
 
-def head_of(message: Message, headers: Container[str]) -> dict[str, Any]:
+def head_of(message: Message, headers: Container[str] | None) -> dict[str, Any]:
     """Return what a message has besides its body: carrier, and method and path or status.
-
-    Of a query it has `READING_QUERY` only.
 
     Args:
         message: The message.
-        headers: Names of HTTP headers, in lower case, that the head includes.
+        headers: Names of HTTP headers, in lower case, that the head includes, with no more of a
+            query than `READING_QUERY`; None for all headers and the whole query.
     """
     if isinstance(message, HttpRequest | HttpResponse):
-        listed = [list(pair) for pair in message.headers if pair[0].lower() in headers]
+        listed = [
+            list(pair) for pair in message.headers if headers is None or pair[0].lower() in headers
+        ]
         if isinstance(message, HttpResponse):
             return {"carrier": "http", "status": message.status, "headers": listed}
-        query = "&".join(each for each in message.query.split("&") if each in READING_QUERY)
+        parts = message.query.split("&")
+        query = "&".join(each for each in parts if headers is None or each in READING_QUERY)
         path = f"{message.path}?{query}" if query else message.path
         head = {"carrier": "http", "method": message.method, "path": path}
         return {**head, "headers": listed}
@@ -64,9 +71,25 @@ def head_of(message: Message, headers: Container[str]) -> dict[str, Any]:
 
 def body_of(message: Message) -> bytes:
     """Return the body of a message; copies it."""
-    if isinstance(message, Frame):
-        return bytes(view_of(message.payload))
-    return bytes(message.view)
+    return bytes(_view_of(message))
+
+
+def row_of(side: str, place: int, message: Message, headers: Container[str] | None) -> WireRow:
+    """Return a message as a row; copies its body only where it is small.
+
+    Args:
+        side: "request" or "reply".
+        place: Position among the messages of this side.
+        message: The message.
+        headers: What its head includes, as for `head_of`.
+    """
+    view = _view_of(message)
+    body = cast("bytes", view) if view.nbytes > _SMALL_BYTES else bytes(view)
+    return WireRow(side, place, orjson.dumps(head_of(message, headers)).decode(), body)
+
+
+def _view_of(message: Message) -> memoryview:
+    return view_of(message.payload) if isinstance(message, Frame) else message.view
 
 
 def request_of(head: Mapping[str, Any], body: bytes) -> HttpRequest | GrpcRequest | Frame:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +15,28 @@ import pytest
 import yaml
 from msgspec.structs import replace  # noqa: TID251  # rows have no wire origin
 
-from gateway.app import complete_service, connect
+from gateway.app import Gateway, complete_service, connect
 from gateway.migration.callers.inventory import StockRow, merged_rows
 from gateway.migration.captures.capture import Capture
 from gateway.migration.captures.records import RecordedCall
-from gateway.migration.commands.replay import codec_of
 from gateway.migration.compare.rules import OutputRules
 from gateway.migration.compare.tensors import Outcome
+from gateway.migration.replay.forwarded import codec_of
 from gateway.migration.replay.replay import Replay, ReplayOptions, ReplayReport
 from gateway.registry import PROTOCOLS, protocol
 from gateway.settings.units import Url, parse_url
 from tests.integration.asking_kit import running
+from tests.integration.migration.mirror_kit import evidence, is_balanced, until
 from tests.integration.test_whole_messages import config_of
-from tests.integration.whole_messages import WAYS, Sent, post, recording, send
+from tests.integration.whole_messages import (
+    WAYS,
+    Answer,
+    RecordingServer,
+    Sent,
+    post,
+    recording,
+    send,
+)
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(120)]
 
@@ -217,3 +229,158 @@ async def test_forwarded_calls_are_replayed_to_servers_of_their_form(
     assert found.summary.outcomes.get(Outcome.MATCH, 0) == len(calls)
     errors = sum(call.error_code is not None for call in calls)
     assert other.summary.outcomes.get(Outcome.MATCH, 0) == errors
+
+
+class PlantedServer(RecordingServer):
+    """A server whose replies are other ones once it *differs*."""
+
+    differs = False
+
+    def answer(self, sent: Sent) -> Answer:
+        """Return another reply that a gateway sends on."""
+        found, body = super().answer(sent), b"[7]"
+        if not self.differs or found.status not in {0, 200} or not is_call(sent):
+            return found
+        if not found.body.startswith(b"{"):
+            body = found.body.replace(b"own", b"oWn").replace(b"one", b"two")
+            body = body.replace(b"\x00\xff", b"\x01\xff").replace(b"@@", b"A@")
+        return found._replace(body=body)
+
+
+class Mirrored:
+    """A gateway that mirrors calls of some ways to other servers.
+
+    Attributes:
+        gateway: It has a listener, a route and a migration for each way.
+        servers: The new servers, by way.
+    """
+
+    def __init__(self, gateway: Gateway, servers: Mapping[str, PlantedServer]) -> None:
+        self.gateway = gateway
+        self.servers = servers
+
+    async def send(self) -> dict[str, tuple[int, int, int]]:
+        """Send all messages of clients; return the counts of each way when all have results.
+
+        They are those of forwarded replies that are compared, of those that differ, and of calls
+        that are left out as forwarded.
+        """
+        for place, name in enumerate(self.servers):
+            way = WAYS[name]
+            front = self.gateway.addresses[f"l{place}.{way.url.partition('+')[2]}"]
+            for message in way.messages.values():
+                await send(way, front, message)
+        counted = await until(self.gateway, is_balanced)
+        found = {}
+        for place, name in enumerate(self.servers):
+            label = f'{{migration="m{place}",'
+            results = Counter[str]()
+            for key, value in counted.items():
+                if label in key:
+                    results[key.replace(label, "{")] += int(value)
+            outcomes = sum(it for key, it in results.items() if "samples_total" in key)
+            document = await evidence(self.gateway, partial(_has_compared, outcomes), f"m{place}")
+            rows = [each for each in document["outputs"] if each["name"] == "reply"]
+            compared = sum(each["compared"] for each in rows)
+            mismatched = sum(each["mismatched"] for each in rows)
+            forwarded = results['gateway_migration_skipped_total{reason="forwarded"}']
+            found[name] = compared, mismatched, forwarded
+        return found
+
+
+def _has_compared(count: int, document: Mapping[str, Any]) -> bool:
+    return bool(document["compared"] == count)
+
+
+@asynccontextmanager
+async def mirrored(
+    directory: Path, names: Sequence[str], *, is_same: bool
+) -> AsyncIterator[Mirrored]:
+    """Run a gateway whose new targets speak the protocol of the client, or another one."""
+    document: dict[str, Any] = {"listeners": [], "upstreams": {}, "routes": [], "migrations": {}}
+    servers = {}
+    async with AsyncExitStack() as stack:
+        for place, name in enumerate(names):
+            other = name if is_same else "torchserve.http"
+            if other == name and not is_same:
+                other = "mlflow.http"
+            old = await stack.enter_async_context(recording(WAYS[name]))
+            new = await stack.enter_async_context(recording(WAYS[other], PlantedServer))
+            assert isinstance(new, PlantedServer)
+            servers[name] = new
+            base = yaml.safe_load(config_of(WAYS[name], old.address))
+            (listener,) = base.pop("listeners")
+            document["listeners"].append({**listener, "name": f"l{place}"})
+            fresh = yaml.safe_load(config_of(WAYS[other], new.address))["upstreams"]["server"]
+            upstreams = {f"o{place}": base.pop("upstreams")["server"], f"n{place}": fresh}
+            document["upstreams"].update(upstreams)
+            targets = [{"upstream": f"o{place}"}, {"upstream": f"n{place}", "weight": 0}]
+            match = {"protocol": name.partition(" ")[0]}
+            document["routes"].append({"name": f"r{place}", "match": match, "targets": targets})
+            document["migrations"][f"m{place}"] = {
+                "route": f"r{place}",
+                "old": f"o{place}",
+                "new": f"n{place}",
+                "sample": {"percent": 100, "per_second": 100_000},
+                "compare": {"default": {"atol": 0.01}},
+            }
+            document = {**base, **document, "admin": {"address": "127.0.0.1:0"}}
+        text = with_books(directory, yaml.safe_dump(document))
+        yield Mirrored(await stack.enter_async_context(running(text)), servers)
+
+
+def forwarded_calls(directory: Path, names: Sequence[str]) -> dict[str, list[RecordedCall]]:
+    """Return the forwarded calls of the capture, by the way."""
+    _, calls = books(directory)
+    return {
+        name: [
+            each
+            for each in calls
+            if each.is_forwarded and each.call.protocol == name.partition(" ")[0]
+        ]
+        for name in names
+    }
+
+
+def bodies_of(calls: Sequence[RecordedCall]) -> set[bytes]:
+    """Return the bodies of the requests."""
+    return {each.body for call in calls for each in call.wire if each.side == "request"}
+
+
+# Routes tell protocols apart, and no dialects.
+GROUPS = [[name for name in WAYS if " " not in name], [name for name in WAYS if " " in name]]
+
+
+@pytest.mark.parametrize("names", GROUPS, ids=["protocols", "dialects"])
+async def test_forwarded_calls_are_mirrored_to_targets_of_their_form(
+    tmp_path: Path, names: list[str]
+) -> None:
+    """In every protocol, the new target gets the same bytes, and its replies are compared."""
+    async with mirrored(tmp_path, names, is_same=True) as mirror:
+        equal = await mirror.send()
+        seen = {name: {each.body for each in it.seen} for name, it in mirror.servers.items()}
+        for server in mirror.servers.values():
+            server.differs = True
+        both = await mirror.send()
+    calls = forwarded_calls(tmp_path, names)
+    # Both rounds have the same calls; an error has no reply.
+    counted = {
+        name: sum(each.error_code is None for each in found) // 2 for name, found in calls.items()
+    }
+    assert any(counted.values())
+    assert {name: (count, 0, 0) for name, count in counted.items()} == equal
+    assert {name: (2 * count, count, 0) for name, count in counted.items()} == both
+    assert all(bodies_of(found) <= seen[name] for name, found in calls.items())
+
+
+@pytest.mark.parametrize("names", GROUPS, ids=["protocols", "dialects"])
+async def test_forwarded_calls_are_counted_before_targets_of_other_protocols(
+    tmp_path: Path, names: list[str]
+) -> None:
+    """No other target gets them, and each is one of `forwarded`."""
+    async with mirrored(tmp_path, names, is_same=False) as mirror:
+        found = await mirror.send()
+        seen = {name: {each.body for each in it.seen} for name, it in mirror.servers.items()}
+    calls = forwarded_calls(tmp_path, names)
+    assert {name: (0, 0, len(each)) for name, each in calls.items()} == found
+    assert all(bodies_of(each).isdisjoint(seen[name]) for name, each in calls.items())

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Literal
 
 import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
+from gateway.api.protocol import Codec
 from gateway.config.load import load_text
-from gateway.ir.calls import Call, InferRequest, InferResponse, StreamInferRequest
+from gateway.ir.calls import Call, InferRequest, InferResponse, OpaqueCall, StreamInferRequest
 from gateway.ir.context import CallSequence, Context, ModelRef, Need, Origin
 from gateway.ir.data import RawData
 from gateway.ir.datatypes import Datatype
@@ -19,7 +20,7 @@ from gateway.ir.errors import InvalidRequest, Unavailable
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
 from gateway.ir.tensor import Tensor, array_tensor, items_tensor
 from gateway.migration.captures.privacy import Privacy
-from gateway.migration.captures.records import Recordable, RecordedCall, record_of
+from gateway.migration.captures.records import FORWARDED, Recordable, RecordedCall, record_of
 from gateway.migration.captures.sampling import sequence_key
 from gateway.migration.captures.transfer import (
     Confirmation,
@@ -29,8 +30,12 @@ from gateway.migration.captures.transfer import (
     encode_message,
 )
 from gateway.migration.mirror.mirror import Mirror
+from gateway.migration.replay.forwarded import codec_of
+from gateway.migration.replay.wire_messages import row_of
 from gateway.migration.targets import live_migrations
+from gateway.settings.units import parse_url
 from gateway.telemetry.error_texts import error_text
+from gateway.wire.http import Headers, HttpRequest, HttpResponse
 from tests.fakes import settle
 
 FILE = """version: 1
@@ -68,6 +73,10 @@ class Target:
         self.max_batch_size = 0
 
     async def __call__(self, call: Call[Any], /) -> Any:
+        if isinstance(call, OpaqueCall):
+            self.calls.append(call)
+            response = HttpResponse(200, body=(b'{"a": %f}' % (self.value or 0.0),))
+            return Origin("tfs.http", response, whole=call.message.whole)
         if not isinstance(call, InferRequest | StreamInferRequest):
             if self.versions is None:
                 raise Unavailable("no metadata")
@@ -96,7 +105,10 @@ class Setting:
     """A mirror of two targets, with its confirmations."""
 
     def __init__(
-        self, mirror: str = "in_flight: 32", payload: Literal["none", "full"] = "none"
+        self,
+        mirror: str = "in_flight: 32",
+        payload: Literal["none", "full"] = "none",
+        codecs: Mapping[str, Codec[Any, Any]] | None = None,
     ) -> None:
         (migration,) = live_migrations(load_text(FILE.format(mirror=mirror)).config)
         self.old, self.new = Target(), Target()
@@ -104,7 +116,11 @@ class Setting:
         services = {"old": self.old, "new": self.new}
         privacy = Privacy(payload=payload)
         self.mirror = Mirror(
-            migration, services, privacy, lambda _, found: self.confirmed.append(found)
+            migration,
+            services,
+            privacy,
+            lambda _, found: self.confirmed.append(found),
+            codecs=codecs or {},
         )
         self._numbers = 0
 
@@ -177,6 +193,61 @@ async def test_the_other_target_receives_the_shadow_call() -> None:
     assert setting.new.calls[0].context.metadata == (("x-tenant", "t"),)
     assert setting.outcomes == {"match": 1, "mismatch": 1}
     assert setting.skipped == {"other_target": 1}
+
+
+EXPLAINED = parse_url("tfs+http://h:1")
+
+
+def forwarded_record(path: str = "/v1/models/m:explain", reply: bytes = b'{"a": 1.0}') -> Any:
+    """Return a forwarded call as the tap sends it."""
+    headers = Headers([("content-type", "application/json"), ("x-own", "y")])
+    request = HttpRequest("POST", path, "a=b", headers, (b'{"instances": [[1]]}',))
+    rows = [
+        row_of("request", 0, request, None),
+        row_of("reply", 0, HttpResponse(200, body=(reply,)), None),
+    ]
+    context = Context(protocol="tfs.http", request_id="r")
+    inferred = InferRequest(model=ModelRef("m"), context=context)
+    found = record(kind=FORWARDED, context=context, request=inferred, items=[], wire=rows)
+    buffers = encode_message(SampleMessage(found))
+    return decode_message(memoryview(b"".join(buffers))).record
+
+
+async def test_a_forwarded_call_is_sent_as_it_came() -> None:
+    """The other target gets the message with the client's headers; replies are kept as outputs."""
+    codec = codec_of(EXPLAINED, {"dialect": "kserve"})
+    setting = Setting(payload="full", codecs={"old": codec, "new": codec})
+    setting.put(forwarded_record(), ShadowRequest(metadata=(("x-tenant", "t"),)))
+    await setting.done()
+    setting.put(forwarded_record(reply=b'{"a": 3.0}'))
+    await setting.done()
+    assert setting.outcomes == {"match": 1, "mismatch": 1}
+    call = setting.new.calls[0]
+    assert isinstance(call, OpaqueCall)
+    wire = call.message.wire
+    assert (wire.path, wire.query) == ("/v1/models/m:explain", "a=b")
+    assert bytes(wire.view) == b'{"instances": [[1]]}'
+    assert wire.headers.get("x-own") == "y"
+    assert call.context.metadata == (("x-tenant", "t"),)
+    worst = setting.mirror.samples.list()[0]["id"]
+    document = setting.mirror.samples.document(worst)
+    assert document is not None
+    shown = {side: [each["values"] for each in document[side][0]] for side in ("old", "new")}
+    assert shown == {"old": [['{"a": 0}'], [3.0]], "new": [['{"a": 0}'], [1.0]]}
+
+
+async def test_a_forwarded_call_to_a_server_of_another_form_is_skipped() -> None:
+    """Targets without a codec of the form get nothing, nor does one whose codec reads it not."""
+    setting = Setting()
+    setting.put(forwarded_record())
+    await setting.done()
+    assert setting.skipped == {"forwarded": 1}
+    codec = codec_of(EXPLAINED)
+    setting = Setting(codecs={"old": codec, "new": codec})
+    setting.put(forwarded_record())
+    await setting.done()
+    assert setting.skipped == {"invalid": 1}
+    assert not setting.new.calls
 
 
 async def test_results_are_confirmed_in_the_order_of_the_calls() -> None:
