@@ -78,7 +78,7 @@ class EventSplitter(PartsSplitter):
 
     def _events(self, text: bytes, end: int) -> list[HttpResponse]:
         """Return the event that is the *text* up to *end*; none if it is only comments."""
-        data = _data_of(text[:end])
+        data = event_data(text[:end])
         if data is None:
             return []
         came = HttpResponse(_OK, self._headers, (text,))
@@ -99,8 +99,8 @@ def _kind_of(part: HttpResponse) -> str:
     return (part.headers.get("content-type") or "").lower()
 
 
-def _data_of(text: bytes) -> bytes | None:
-    """Return the data of an event; None where it has only comments and other fields."""
+def event_data(text: bytes) -> bytes | None:
+    """Return the data of the event *text*; None where it has only comments and other fields."""
     lines = [line for line in _LINES.split(text) if line.startswith(_DATA)]
     if not lines:
         return None

@@ -365,9 +365,7 @@ WAYS: dict[str, Way] = {
     "openai.http": Way(
         "openai+http",
         {
-            "text": post(
-                "/v1/embeddings", b'{"model": "m", "input": "a", "own": {"b": 1},"user":"u"}'
-            ),
+            "text": post("/v1/embeddings", b'{"model": "m", "input": "a", "own": {"b": 1}}'),
             "floats": post(
                 "/v1/embeddings", b'{"model": "m","input":["a"],"encoding_format":"float"}'
             ),

@@ -29,7 +29,7 @@ from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import ERROR_CLASSES, ErrorCode, GatewayError, MalformedMessage
 from gateway.ir.tensor import RequestedOutput, Tensor, as_raw, raw_tensor
 from gateway.ir.text_tasks import TextTask
-from gateway.ir.unread import path_of
+from gateway.ir.unread import failure_of, path_of
 from gateway.migration.captures.checksum import checksum
 from gateway.migration.captures.column_texts import (
     check_parameters,
@@ -364,7 +364,8 @@ def record_of(source: Recordable, privacy: Privacy, hasher: Hasher | None) -> Re
         _add_rows(tensors, request.inputs, INPUT, 0, privacy, hasher)
     for number, (at_us, reply) in enumerate(source.items):
         _add_rows(tensors, outputs_of(reply), OLD, number, privacy, hasher)
-        code = OK if reply.error is None else reply.error.code.value
+        failure = failure_of(reply)
+        code = OK if failure is None else failure.code.value
         parameters = _parameters_text(reply.parameters) if privacy.parameters else None
         items.append(ItemRow(number, at_us, code, parameters))
     return RecordedCall(_call_row(source, privacy), tensors, items, source.wire)

@@ -32,6 +32,7 @@ from gateway.migration.replay.wire_messages import body_of
 from gateway.migration.replay.wire_replay import recorded_request
 from gateway.registry import protocol
 from gateway.settings.units import Url
+from gateway.wire.event_stream import event_data
 
 REPLY: Final = "reply"
 NUMBERS: Final = "numbers of the reply"
@@ -86,23 +87,26 @@ def outputs_of_whole(call: Call[Any], reply: InferResponse | Origin) -> tuple[Te
     origin = reply if isinstance(reply, Origin) else reply.origin
     if sent is None or origin is None or not origin.whole:
         raise Unsupported("the server did not get the message as it came")
-    return _outputs(sent.codec, getattr(sent.wire, "method", ""), body_of(origin.wire))
+    came = getattr(origin.wire, "whole", origin.wire)  # of an event of a stream
+    return _outputs(sent.codec, getattr(sent.wire, "method", ""), body_of(came))
 
 
-def forwarded_outputs(record: RecordedCall) -> tuple[Tensor, ...] | None:
-    """Return the recorded reply of such a call as outputs; None if it was not recorded.
+def forwarded_outputs(record: RecordedCall) -> tuple[tuple[Tensor, ...], ...] | None:
+    """Return the recorded replies of such a call as outputs; None if they were not recorded.
 
     Raises:
         MalformedMessage: The record is malformed.
     """
-    rows = {each.side: each for each in reversed(record.wire)}
-    if not {"request", "reply"} <= rows.keys():
+    sent = [each for each in record.wire if each.side == "request"]
+    replies = [each for each in record.wire if each.side == "reply"]
+    if not (sent and replies):
         return None
     try:
-        method = str(json.loads(rows["request"].head)["method"])
+        method = str(json.loads(sent[0].head)["method"])
     except INVALID_VALUES as error:
         raise MalformedMessage(f"recorded call {record.id} is malformed: {error}") from error
-    return _outputs(record.call.protocol, method, bytes(rows["reply"].body))
+    name = record.call.protocol
+    return tuple([_outputs(name, method, bytes(each.body)) for each in replies])
 
 
 def with_outputs(record: RecordedCall, items: Sequence[Sequence[Tensor]]) -> RecordedCall:
@@ -117,8 +121,9 @@ def with_outputs(record: RecordedCall, items: Sequence[Sequence[Tensor]]) -> Rec
 
 def _outputs(name: str, method: str, body: bytes) -> tuple[Tensor, ...]:
     kind = _reply_types(name.partition(".")[0]).get(method)
+    text = event_data(body) or body
     try:
-        value = json.loads(body) if kind is None else _values(kind, body)
+        value = json.loads(text) if kind is None else _values(kind, body)
         numbers: list[float] = []
         rest = json.dumps(_without_numbers(value, numbers), sort_keys=True).encode()
     except (ValueError, RecursionError, DecodeError):

@@ -7,7 +7,7 @@ sequence wait for one another.
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, Final
@@ -22,7 +22,7 @@ from gateway.ir.context import ModelRef
 from gateway.ir.errors import ErrorCode, GatewayError, Unsupported
 from gateway.ir.streams import close_stream
 from gateway.ir.tensor import Tensor
-from gateway.ir.unread import is_refusal
+from gateway.ir.unread import failure_of, is_refusal
 from gateway.migration.captures.details import details_with_refusal
 from gateway.migration.captures.records import (
     FORWARDED,
@@ -374,9 +374,9 @@ def recorded_result(record: RecordedCall) -> Result | None:
         return Result(error=ErrorCode(failed))
     if record.error_code is not None:
         return Result(error=record.error_code, is_refused=record.is_refused)
-    if record.is_forwarded and not record.items:
-        whole = forwarded_outputs(record)
-        return None if whole is None else Result((whole,))
+    if record.is_forwarded and not any(each.side == OLD for each in record.tensors):
+        items = forwarded_outputs(record)
+        return None if items is None else Result(items)
     outputs = record.outputs()
     return None if outputs is None else Result(outputs)
 
@@ -399,36 +399,35 @@ async def ask(
     """
     started = monotonic()
     call = request.with_deadline(started + timeout_s)
-    items: list[tuple[Tensor, ...]] = []
+    replies: list[Any] = []
     times: list[float] = []
     answered: GatewayError | None = None
-    whole: Any = None
     try:
         with Timeout(timeout_s + 1):
-            if kind == FORWARDED:
-                whole = await service(call)
-                times.append(monotonic() - started)
-            elif kind == "StreamInferRequest":
+            if kind == "StreamInferRequest":
                 assert isinstance(call, InferRequest)  # noqa: S101  # that of the stream
-                stream = StreamInferRequest(model=call.model, context=call.context, request=call)
-                replies = await service(stream)
+                call = StreamInferRequest(model=call.model, context=call.context, request=call)
+            if isinstance(call, StreamInferRequest):
+                stream = await service(call)
                 try:
-                    async for item in replies:
-                        if item.error is not None:
-                            answered = item.error
-                            raise item.error
+                    async for item in stream:
+                        answered = failure_of(item)
+                        if answered is not None:
+                            raise answered
                         times.append(monotonic() - started)
-                        items.append(outputs_of(item))
-                        if len(items) == most_items:
+                        replies.append(item)
+                        if len(replies) == most_items:
                             break
                 finally:
-                    await close_stream(replies)
+                    await close_stream(stream)
             else:
-                items.append(outputs_of(await service(call)))
+                replies.append(await service(call))
                 times.append(monotonic() - started)
         took_s = monotonic() - started
-        if whole is not None:  # JSON of any size must not delay other calls
-            items.append(await asyncio.to_thread(outputs_of_whole, call, whole))
+        if kind == FORWARDED:  # JSON of any size must not delay other calls
+            items = await asyncio.to_thread(_outputs_of_whole, call, replies)
+        else:
+            items = [outputs_of(each) for each in replies]
     except GatewayError as error:
         texts = error.message, error_text(error)
         is_refused = error is not answered and is_refusal(error)
@@ -438,6 +437,10 @@ async def ask(
         result, text = Result(error=ErrorCode.DEADLINE_EXCEEDED), f"no reply in {timeout_s:g} s"
         return ReplayOutcome(result, monotonic() - started, text, text)
     return ReplayOutcome(Result(tuple(items)), took_s, times_s=tuple(times))
+
+
+def _outputs_of_whole(call: Call[Any], replies: Sequence[Any]) -> list[tuple[Tensor, ...]]:
+    return [outputs_of_whole(call, each) for each in replies]
 
 
 def replayed_call(record: RecordedCall, outcome: ReplayOutcome, target: str) -> RecordedCall:

@@ -123,11 +123,13 @@ async def test_text_calls_are_in_the_stock(tmp_path: Path) -> None:
 
 
 async def test_keys_reach_no_server_and_no_log(capfd: pytest.CaptureFixture[str]) -> None:
-    """Headers of clients are accepted and ignored; those of the upstream are its own."""
+    """Headers of clients are accepted and ignored, `user` passes; the upstream has its own."""
     seen: list[str] = []
+    users: list[str] = []
 
     async def embed(request: web.Request) -> web.Response:
         seen.extend(f"{name}: {value}" for name, value in request.headers.items())
+        users.append((await request.json())["user"])
         row = {"object": "embedding", "index": 0, "embedding": [1.0]}
         return web.json_response({"object": "list", "data": [row], "model": "m"})
 
@@ -160,6 +162,7 @@ routes: [{{targets: [{{upstream: server}}]}}]
         await runner.cleanup()
     assert "authorization: Bearer of-the-gateway" in [each.replace("A", "a", 1) for each in seen]
     assert not [each for each in seen if KEY in each]
+    assert [USER] == users
     output = capfd.readouterr()
     assert KEY not in output.out + output.err
     assert USER not in output.out + output.err

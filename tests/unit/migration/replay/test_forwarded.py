@@ -42,7 +42,7 @@ def test_integers_without_a_double_stay_as_they_are(number: str) -> None:
     """They are part of the text, and all other numbers are numbers."""
     found = forwarded_outputs(recorded(b'{"b": [1, 2.5, true], "a": %s}' % number.encode()))
     assert found is not None
-    text, numbers = found
+    ((text, numbers),) = found
     assert [f'{{"a": {number}, "b": [0, 0, true]}}'.encode()] == [
         bytes(it) for it in as_items(text)
     ]
