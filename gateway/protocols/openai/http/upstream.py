@@ -381,8 +381,8 @@ class StreamSplitter:
         is_cut = "\ud800" <= text[-1:] < "\udc00" and not choice.get("finish_reason")
         self._half = text[-1] if is_cut else ""
         choice["text"] = text[:-1] if is_cut else text
-        joined = json.dumps(document).encode()
-        return Event(event.status, event.headers, (joined,), whole=event.whole)
+        body = (json.dumps(document).encode(),)
+        return Event(event.status, event.headers, body, whole=event.whole)
 
 
 def _is_end(data: bytes) -> bool:
