@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.cli_kit import gateway, serving
+from tests.integration.cli_kit import gateway, get, serving
 
 GUIDE = (Path(__file__).parents[3] / "docs" / "migrating.md").read_text("utf-8")
 STEPS = GUIDE.partition("## From TensorRT v1 to Triton")[2].partition("## From GraphPipe")[0]
@@ -99,3 +100,41 @@ def test_commands_of_the_guide_print_its_output(tmp_path: Path) -> None:
     assert {} == {command: each for command, each in found.items() if each[0] != each[1]}
     assert re.split("  +", rows[0]) == re.split("  +", guide_line("client  "))
     assert guide_line("450 sampled") in counts
+
+
+OTHERS = GUIDE.partition("## From TensorFlow Serving")[2]
+ROWS = re.findall(r"^\| ([A-Z].+?) \| `(url: .+?)` \| `(/.+?)` `(.+?)` \|", OTHERS, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("old", "path", "body"), [each[1:] for each in ROWS], ids=[each[0] for each in ROWS]
+)
+def test_each_old_server_is_recorded_replayed_and_left(
+    tmp_path: Path, old: str, path: str, body: str
+) -> None:
+    """With the file of the guide; the client gets the same from the new server."""
+    flags = ("--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--admin", "off")
+    row = json.dumps([float(each % 17) for each in range(64)])
+    request = json.loads(body.replace("ROW", row))
+    with serving("--demo", *flags, patience_s=45) as demo:
+        new = f"oip+grpc://{demo.addresses['main.grpc']}"
+        text = next(
+            found for found in re.findall(r"^```yaml\n(.*?)^```$", OTHERS, re.MULTILINE | re.DOTALL)
+        )
+        text = text.replace('url: "tfs+http://127.0.0.1:18000"', old)
+        text = text.replace("127.0.0.1:18000", demo.addresses["main.http"])
+        text = text.replace("127.0.0.1:28001", demo.addresses["main.grpc"])
+        text = re.sub(r"127\.0\.0\.1:(8000|8001|9901)", "127.0.0.1:0", text)
+        (tmp_path / "gateway.yaml").write_text(text)
+        with serving("gateway.yaml", patience_s=45, folder=tmp_path) as front:
+            url = f"http://{front.addresses['main.http']}{path}"
+            status, answer = get(url, request)
+            assert 200 == status, answer
+            weights = ("route", "weights", "digits", "old=0", "new=100")
+            assert 0 == gateway(*weights, "--admin", front.addresses["admin"]).returncode
+            status, again = get(url, request)
+            assert (200, {**answer, "meta": 0}) == (status, {**again, "meta": 0})
+            assert front.stop() == 0
+        found = gateway("replay", "capture", "--against", new, folder=tmp_path).stdout
+    assert re.search(r"^2 calls in .* 0 failed, 0 left out$", found, re.MULTILINE), found
+    assert not re.search(r"^\w+ +\d+ +[1-9]", found, re.MULTILINE), found
