@@ -37,7 +37,7 @@ from gateway.transports.http2.hpack import literal
 from gateway.transports.http2.streams import Http2Stream
 from gateway.transports.memory_budget import MemoryBudget
 from gateway.transports.slots import request_slots
-from gateway.transports.stream import frame_responses
+from gateway.transports.stream import server_connection as stream_connection
 from gateway.transports.stream import states as stream
 from gateway.transports.stream.listener import StreamListenerState
 from gateway.transports.stream.server_connection import StreamConnection
@@ -221,7 +221,7 @@ def test_a_connection_of_frames_moves_by_the_rows_of_its_table(
 ) -> None:
     """A lost connection of either kind of framing holds no slot, memory, timer or task."""
     found = Rows(stream.TRANSITIONS)
-    monkeypatch.setattr(frame_responses, "TRANSITIONS", found)
+    monkeypatch.setattr(stream_connection, "TRANSITIONS", found)
     monkeypatch.setattr(
         StreamConnection,
         "_state",
