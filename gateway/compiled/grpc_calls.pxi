@@ -4,7 +4,7 @@
 cdef class _ServerCallFields:
     """Where calls of a server, their connections and their heads have their fields."""
 
-    cdef object _call, _responses, _module, _receiving, _lifecycle, _head_class, _shares
+    cdef object _call, _responses, _module, _receiving, _connection_class, _head_class, _shares
     cdef Py_ssize_t _connection, _stream, _head, _method, _incoming, _started_at, _sent, _final_response
     cdef Py_ssize_t _state, _step, _deadline, _task
     cdef Py_ssize_t _methods, _client, _caller
@@ -16,9 +16,9 @@ cdef class _ServerCallFields:
     def __cinit__(self):
         from gateway.transports.client_shares import ClientShares
         from gateway.transports.grpc import call_responses
-        from gateway.transports.grpc.connection_lifecycle import GrpcConnectionLifecycle
         from gateway.transports.grpc.headers import GrpcRequestHead
         from gateway.transports.grpc.server_call import ServerCall
+        from gateway.transports.grpc.server_connection import GrpcServerConnection
         from gateway.transports.grpc.states import RECEIVING
         from gateway.transports.http2.streams import Http2Stream
         from gateway.wire.grpc import GrpcRequest
@@ -31,8 +31,9 @@ cdef class _ServerCallFields:
         self._sent, self._final_response = _offset(ServerCall, "_sent"), _offset(ServerCall, "_final_response")
         self._state, self._step = _offset(ServerCall, "_state"), _offset(ServerCall, "_step")
         self._deadline, self._task = _offset(ServerCall, "_deadline"), _offset(ServerCall, "task")
-        self._lifecycle, self._shares = GrpcConnectionLifecycle, ClientShares
-        self._methods, self._client = _offset(self._lifecycle, "_methods"), _offset(self._lifecycle, "client")
+        self._connection_class, self._shares = GrpcServerConnection, ClientShares
+        self._methods = _offset(GrpcServerConnection, "_methods")
+        self._client = _offset(GrpcServerConnection, "client")
         self._caller, self._owner = _offset(ClientShares, "caller"), _offset(Http2Stream, "owner")
         self._head_class = GrpcRequestHead
         self._path, self._metadata = _offset(GrpcRequestHead, "path"), _offset(GrpcRequestHead, "metadata")
@@ -86,7 +87,7 @@ def on_complete_stream(self, stream, head, view, tail):
     if (
         type(head) is not of._head_class
         or type(stream) is not _of_streams()._stream
-        or not PyObject_TypeCheck(self, <PyTypeObject*><void*>of._lifecycle)
+        or not PyObject_TypeCheck(self, <PyTypeObject*><void*>of._connection_class)
     ):
         return _python_version("on_complete_stream")(self, stream, head, view, tail)
     method = _field(self, of._methods).get(_field(head, of._path))
@@ -156,7 +157,7 @@ def _wire_request(self, view, message):
         return _python_version("_wire_request")(self, view, message)
     head, connection = _field(self, of._head), _field(self, of._connection)
     if type(head) is not of._head_class or not PyObject_TypeCheck(
-        connection, <PyTypeObject*><void*>of._lifecycle
+        connection, <PyTypeObject*><void*>of._connection_class
     ):
         return _python_version("_wire_request")(self, view, message)
     shares = _field(connection, of._client)
