@@ -12,14 +12,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from gateway.migration.cutover.leader_state import ERROR_EVENTS
+from gateway.migration.cutover.leader import ERROR_EVENTS
 
 ROOT: Final = Path(__file__).parents[1]
 
 _LEVELS: Final = frozenset({"debug", "info", "warning", "error", "exception"})
 _OF_CUTOVERS: Final = ("migration", "text", "step", "weight")
 # It writes the events that `CutoverEvent` names elsewhere.
-_WRITES_CUTOVER_EVENTS: Final = "gateway/migration/cutover/leader_state.py"
+_WRITES_CUTOVER_EVENTS: Final = "gateway/migration/cutover/leader.py"
 _CLIENT: Final = (
     "client",
     "client_name",

@@ -55,7 +55,6 @@ from gateway.transports import authentication, callers
 from gateway.transports.client_shares import ClientShares
 from gateway.transports.contract import ServerLimits
 from gateway.transports.grpc import (
-    call_responses,
     client_call,
     client_pool,
     headers,
@@ -63,7 +62,6 @@ from gateway.transports.grpc import (
     server_call,
     server_connection,
 )
-from gateway.transports.grpc.call_responses import CallResponses
 from gateway.transports.grpc.client_call import ClientCall
 from gateway.transports.grpc.headers import GrpcRequestHead, GrpcResponseHead
 from gateway.transports.grpc.server_call import ServerCall
@@ -150,7 +148,6 @@ MODULES: Final = (
     authenticator,
     authentication,
     server_connection,
-    call_responses,
     receiver,
     hpack,
     few_rows,
@@ -176,7 +173,7 @@ CLASSES: Final = (
     Limiter,
     Http2Receiver,
     Http2StreamWriter,
-    CallResponses,
+    ServerCall,
     GrpcServerConnection,
     *CLIENT_CLASSES,
 )
@@ -1569,9 +1566,9 @@ def _opened(function: Callable[..., Any], *arguments: Any) -> object:
 def _called(function: Callable[..., Any], *arguments: Any) -> object:
     """Return the fields of a new call, at a time that does not go on."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(call_responses, "monotonic", lambda: 7.0)
+        patch.setattr(server_call, "monotonic", lambda: 7.0)
         call = function(*arguments)
-    return [getattr(call, name) for name in CallResponses.__slots__]
+    return [getattr(call, name) for name in ServerCall.__slots__]
 
 
 def _sent(function: Callable[..., Any], writer: Http2StreamWriter, *arguments: Any) -> object:
@@ -1678,7 +1675,7 @@ def _started(
         running.close()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(call_responses, "monotonic", lambda: 7.0)
+        patch.setattr(server_call, "monotonic", lambda: 7.0)
         patch.setattr(ServerCall, "_run", run)
         patch.setattr(ServerCall, "_start", lambda _call, _message: events.append("start"))
         patch.setattr(ServerCall, "_fail", lambda _call, error: events.append(error.message))

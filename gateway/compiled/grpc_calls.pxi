@@ -1,10 +1,10 @@
-# Calls of a gRPC server that arrive in one piece: transports/grpc/server_connection.py.
+# Calls of a gRPC server that arrive in one piece: transports/grpc/server_connection.py and server_call.py.
 
 
 cdef class _ServerCallFields:
     """Where calls of a server, their connections and their heads have their fields."""
 
-    cdef object _call, _responses, _module, _receiving, _lifecycle, _head_class, _shares
+    cdef object _call, _module, _receiving, _connection_class, _head_class, _shares
     cdef Py_ssize_t _connection, _stream, _head, _method, _incoming, _started_at, _sent, _final_response
     cdef Py_ssize_t _state, _step, _deadline, _task
     cdef Py_ssize_t _methods, _client, _caller
@@ -15,24 +15,24 @@ cdef class _ServerCallFields:
 
     def __cinit__(self):
         from gateway.transports.client_shares import ClientShares
-        from gateway.transports.grpc import call_responses
-        from gateway.transports.grpc.connection_lifecycle import GrpcConnectionLifecycle
+        from gateway.transports.grpc import server_call
         from gateway.transports.grpc.headers import GrpcRequestHead
         from gateway.transports.grpc.server_call import ServerCall
+        from gateway.transports.grpc.server_connection import GrpcServerConnection
         from gateway.transports.grpc.states import RECEIVING
         from gateway.transports.http2.streams import Http2Stream
         from gateway.wire.grpc import GrpcRequest
 
-        self._call, self._module, self._receiving = ServerCall, call_responses, RECEIVING
-        self._responses = call_responses.CallResponses
+        self._call, self._module, self._receiving = ServerCall, server_call, RECEIVING
         self._connection, self._stream = _offset(ServerCall, "_connection"), _offset(ServerCall, "_stream")
         self._head, self._method = _offset(ServerCall, "_head"), _offset(ServerCall, "_method")
         self._incoming, self._started_at = _offset(ServerCall, "_incoming"), _offset(ServerCall, "_started_at")
         self._sent, self._final_response = _offset(ServerCall, "_sent"), _offset(ServerCall, "_final_response")
         self._state, self._step = _offset(ServerCall, "_state"), _offset(ServerCall, "_step")
         self._deadline, self._task = _offset(ServerCall, "_deadline"), _offset(ServerCall, "task")
-        self._lifecycle, self._shares = GrpcConnectionLifecycle, ClientShares
-        self._methods, self._client = _offset(self._lifecycle, "_methods"), _offset(self._lifecycle, "client")
+        self._connection_class, self._shares = GrpcServerConnection, ClientShares
+        self._methods = _offset(GrpcServerConnection, "_methods")
+        self._client = _offset(GrpcServerConnection, "client")
         self._caller, self._owner = _offset(ClientShares, "caller"), _offset(Http2Stream, "owner")
         self._head_class = GrpcRequestHead
         self._path, self._metadata = _offset(GrpcRequestHead, "path"), _offset(GrpcRequestHead, "metadata")
@@ -86,7 +86,7 @@ def on_complete_stream(self, stream, head, view, tail):
     if (
         type(head) is not of._head_class
         or type(stream) is not _of_streams()._stream
-        or not PyObject_TypeCheck(self, <PyTypeObject*><void*>of._lifecycle)
+        or not PyObject_TypeCheck(self, <PyTypeObject*><void*>of._connection_class)
     ):
         return _python_version("on_complete_stream")(self, stream, head, view, tail)
     method = _field(self, of._methods).get(_field(head, of._path))
@@ -150,13 +150,13 @@ cdef inline _CallerFields _of_callers():
 
 @cython.binding(True)
 def _wire_request(self, view, message):
-    """See `gateway.transports.grpc.call_responses.CallResponses._wire_request`."""
+    """See `gateway.transports.grpc.server_call.ServerCall._wire_request`."""
     cdef _ServerCallFields of = _of_server_calls()
-    if message is not None or not PyObject_TypeCheck(self, <PyTypeObject*><void*>of._responses):
+    if message is not None or not PyObject_TypeCheck(self, <PyTypeObject*><void*>of._call):
         return _python_version("_wire_request")(self, view, message)
     head, connection = _field(self, of._head), _field(self, of._connection)
     if type(head) is not of._head_class or not PyObject_TypeCheck(
-        connection, <PyTypeObject*><void*>of._lifecycle
+        connection, <PyTypeObject*><void*>of._connection_class
     ):
         return _python_version("_wire_request")(self, view, message)
     shares = _field(connection, of._client)

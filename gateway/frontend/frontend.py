@@ -3,37 +3,43 @@
 This is the only place where errors become responses.  It knows no protocol and no socket.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+import itertools
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import aclosing
 from functools import partial
 from time import monotonic
 from types import CoroutineType
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
+import structlog
 from msgspec.structs import replace  # noqa: TID251  # of messages, not of calls
 
-from gateway.concurrency.offload import ON_LOOP, off_loop, run_bounded
+from gateway.api.protocol import Codec, CutThroughCodec, ServerReadingCodec, StreamCodec
+from gateway.concurrency.offload import ON_LOOP, off_loop, run_bounded, run_bounded_on_loop
 from gateway.frontend.carriers import (
     AttachRequestId,
+    ReadRequestId,
     client_of,
     metadata_of,
-)
-from gateway.frontend.frontend_replies import (
-    BLOCKED_S,
-    CheckInference,
-    FrontendReplies,
-    log,
+    no_request_id,
+    without_request_id,
 )
 from gateway.ir.calls import (
     Call,
     InferRequest,
+    InferResponse,
+    ModelReadyRequest,
+    ServerLiveRequest,
+    ServerReadyRequest,
     ServerSwitchRequest,
     StreamInferRequest,
     sequence_of,
 )
 from gateway.ir.context import (
     GATEWAY_CLIENT,
+    Client,
     Context,
+    ModelRef,
 )
 from gateway.ir.errors import (
     GatewayError,
@@ -44,7 +50,10 @@ from gateway.ir.errors import (
     VersionNotFound,
 )
 from gateway.ir.expected_inputs import UncheckedInputs, with_expected_inputs
-from gateway.ir.streams import HeldReply
+from gateway.ir.redaction import without_addresses
+from gateway.ir.stream_text import StreamText
+from gateway.ir.streams import HeldReply, close_stream
+from gateway.ir.unread import failure_of, path_of
 from gateway.ir.work import BOUND, LongWork, inflated
 from gateway.model_info.decoupled_models import DecoupledModels
 from gateway.model_info.known_inputs import KnownInputs
@@ -52,10 +61,12 @@ from gateway.model_info.server_dialects import ServerDialects
 from gateway.service import Service, bound_call
 from gateway.session import Session, SessionCall, SessionReply
 from gateway.telemetry.faults import internal_error
+from gateway.telemetry.upstream_metrics import ByteCounter
 from gateway.wire.decoupled import StreamsDecoupled
 from gateway.wire.errors import MethodNotAllowed
-from gateway.wire.frontend import SessionLimits
+from gateway.wire.frontend import ServerFrontend, SessionLimits
 from gateway.wire.http import HttpRequest, wire_bytes
+from gateway.wire.request_id import new_request_ids
 
 Q = TypeVar("Q")
 A = TypeVar("A")
@@ -64,8 +75,32 @@ C = TypeVar("C", bound=Call[Any] | None)
 # What a server of the same form may take, for it knows more forms, values and versions.
 _UNREAD = (InvalidRequest, Unsupported, VersionNotFound)
 
+_PROBES = frozenset({ServerLiveRequest, ServerReadyRequest, ModelReadyRequest})
 
-class Frontend(FrontendReplies[Q, A]):
+log = structlog.get_logger(__name__)
+
+_BLOCKED_S: Final = 0.1
+"""A request that blocks the event loop for longer is reported."""
+
+OnRejected = Callable[[str, GatewayError], object]
+"""Called for a request that reached no service: codec name, error."""
+
+
+def _ignore(_codec: str, _error: GatewayError) -> None: ...
+
+
+OnBlocked = Callable[[str, str, float], None]
+"""Called for a request that blocked the event loop for long: codec name, model, seconds."""
+
+
+def _ignore_blocked(_codec: str, _model: str, _seconds: float) -> None: ...
+
+
+CheckInference = Callable[[Client, ModelRef], None]
+"""Raises Forbidden if a client may not make any inference of a model."""
+
+
+class Frontend(ServerFrontend[Q, A]):
     """The server side of one codec.
 
     Args:
@@ -78,6 +113,50 @@ class Frontend(FrontendReplies[Q, A]):
         on_blocked: Called for each request whose decoding or encoding blocked the event loop for
             more than 100 ms.
     """
+
+    _choose: Callable[[Call[Any]], Coroutine[Any, Any, A] | None] | None = None
+    """Takes calls with one reply over from `handle`; None for the calls that it leaves to it."""
+
+    _check_inference: CheckInference | None = None
+
+    def __init__(
+        self,
+        codec: Codec[Q, A],
+        service: Service,
+        *,
+        on_rejected: OnRejected = _ignore,
+        attach_request_id: AttachRequestId[A] = without_request_id,
+        read_request_id: ReadRequestId[Q] = no_request_id,
+        message_bytes: ByteCounter | None = None,
+        on_blocked: OnBlocked = _ignore_blocked,
+    ) -> None:
+        self._codec = codec
+        # Bound once: looking up a method of an object of any class takes 300 instructions.
+        self._decode, self._encode = codec.decode_call, codec.encode_reply
+        self._service = bound_call(service)
+        self._on_rejected = on_rejected
+        self._attach_request_id = attach_request_id
+        self._read_request_id = read_request_id
+        self._bytes = message_bytes
+        self._on_blocked = on_blocked
+        # Request ids are unique in a process, and their random part differs between processes.
+        self._request_ids = new_request_ids()
+        self._sessions = itertools.count(1)
+        self._decoupled_models = DecoupledModels(service)
+        self._known_inputs = KnownInputs(service)
+        self._dialects = ServerDialects(service)
+        self._streams_decoupled: StreamsDecoupled | None = None
+        if isinstance(codec, StreamsDecoupled):
+            self._streams_decoupled = codec
+        self._streaming: StreamCodec[Q, A] | None = None
+        if isinstance(codec, StreamCodec):
+            self._streaming = codec
+        self._server_reading: ServerReadingCodec[Q, A] | None = None
+        if isinstance(codec, ServerReadingCodec):
+            self._server_reading = codec
+        self._cut_through: CutThroughCodec[Q, A] | None = None
+        if isinstance(codec, CutThroughCodec):
+            self._cut_through = codec
 
     def replace_service(
         self,
@@ -147,15 +226,6 @@ class Frontend(FrontendReplies[Q, A]):
             self._bytes.sent += wire_bytes(response)
         return attach_request_id(response, found or request_id)
 
-    async def _as_stream(self, call: InferRequest, codec: StreamsDecoupled) -> Call[Any]:
-        """Return *call* as a stream, if its model is decoupled and its caller takes them."""
-        stream = codec.stream_of(call)
-        if stream is None:
-            return call
-        found = self._decoupled_models.is_decoupled(stream)
-        is_decoupled = found if isinstance(found, bool) else await found
-        return stream if is_decoupled else call
-
     def early_bytes(self, wire: Q, /) -> int | None:
         """Return how many bytes of a body `handle_early` needs; None for the whole body."""
         return None if self._cut_through is None else self._cut_through.early_bytes(wire)
@@ -201,89 +271,53 @@ class Frontend(FrontendReplies[Q, A]):
                     self._bytes.count(response=response)
                 yield response
 
-    async def _session_call(
-        self, wire: Q, limits: SessionLimits[Q, A], session: int
-    ) -> SessionCall[A]:
-        if self._bytes is not None:
-            self._bytes.count(request=wire)
-        call = await self._decoded(wire, self._decode)
-        if isinstance(call, GatewayError):
-            return SessionCall(partial(self._rejected_only, wire, call))
-        call = call.with_context(session=session)
-        sequence = sequence_of(call)
-        order_key = None if sequence is None else (call.model, sequence.id)
-        start = partial(self._session_replies, call, wire, limits)
-        hold = partial(self._held, call, limits)
-        if type(call) is not StreamInferRequest:
-            return SessionCall(start, order_key, hold=hold)
-        decoupled = partial(self._decoupled_models.is_decoupled, call)
-        return SessionCall(start, order_key, decoupled, hold)
-
-    def _write(self, encode: Callable[[Any, Any], A], call: Call[Any], reply: Any) -> Any:
-        """Return *reply* as a response, or a coroutine that encodes it on another thread."""
-        started = monotonic()
-        BOUND.allowance = ON_LOOP
+    def is_probe(self, wire: Q, /) -> bool:
+        """Return whether *wire* asks if the server or a model is live or ready."""
         try:
-            return encode(call, reply)
-        except LongWork:
-            return off_loop(encode, call, reply)
-        finally:
-            BOUND.allowance = None
-            if monotonic() - started > BLOCKED_S:
-                self._report_blocked(started, call)
+            return type(run_bounded_on_loop(self._decode, wire)) in _PROBES
+        except Exception:  # noqa: BLE001  # `handle` raises it again and reports it
+            return False
 
-    def _report_blocked(self, started: float, call: Any) -> None:
-        """Log and report a step that has blocked the event loop since *started*."""
-        seconds = monotonic() - started
-        model = getattr(call, "model", None)
-        name = "" if model is None else model.name
-        log.warning(
-            "event loop blocked",
-            protocol=self._codec.name,
-            model=name,
-            ms=round(seconds * 1e3),
-            request_id="" if call is None else call.context.request_id,
-        )
-        self._on_blocked(self._codec.name, name, seconds)
+    def reject(self, error: GatewayError, /) -> A:
+        """Return *error* in the protocol's form, for a message that reached no service.
 
-    async def _rejected_only(
-        self, wire: Q, error: GatewayError
-    ) -> AsyncGenerator[SessionReply[A], None]:
-        self._identify(wire, error)
-        yield SessionReply(self.reject(error), is_only=True)
-
-    async def _session_replies(
-        self, call: Call[Any], wire: Q, limits: SessionLimits[Q, A]
-    ) -> AsyncGenerator[SessionReply[A], None]:
-        """Yield the replies to one message of a session, within the limits of its transport."""
-        try:
-            if isinstance(call, StreamInferRequest):
-                async with limits.admit(wire), aclosing(self._replies(call)) as replies:
-                    async for reply in replies:
-                        limits.check_response(reply.wire)
-                        yield reply
-                return
-            async with limits.admit(wire):
-                response = await self._single(call)
-            limits.check_response(response)
-            yield SessionReply(response, is_only=True)
-        except GatewayError as error:
-            yield SessionReply(self._refused(call, error), is_only=True)
-
-    def _held(
-        self, call: Call[Any], limits: SessionLimits[Q, A], response: A
-    ) -> tuple[A, HeldReply | None]:
-        """Return *response* and its reservation while it waits, or an error without one."""
-        try:
-            return response, limits.hold(response)
-        except GatewayError as error:
-            return self._refused(call, error), None
-
-    def _refused(self, call: Call[Any], error: GatewayError) -> A:
-        """Return *error* of the limits of a session: those of the call are responses already."""
-        error.client, error.request_id = call.context.client, call.context.request_id
+        The response has the request id of *error*, or else a new one.
+        """
+        error.request_id = error.request_id or next(self._request_ids)
         self._on_rejected(self._codec.name, error)
-        return self._with_request_id(call, self._failed(call, error))
+        return self._attach_request_id(self._codec.encode_error(None, error), error.request_id)
+
+    def note_request(self, wire: Q, error: GatewayError, /) -> None:
+        """Note in *error* whatever its form depends on, of a request without its body."""
+        error.path = path_of(wire)
+        self._codec.note_request(wire, error)
+
+    def reject_message(self, wire: Q, error: GatewayError, /) -> A:
+        """Return *error* as the response to *wire*, with the id of *wire* if it has one.
+
+        A client matches the responses of a stream by their ids.
+        """
+        self._identify(wire, error)
+        self._on_rejected(self._codec.name, error)
+        call: Call[Any] | None = None
+        try:
+            call = run_bounded_on_loop(self._decode, wire)
+        except LongWork:  # decoding would cost more than the id is worth
+            pass
+        except GatewayError as unread:
+            error.origin = error.origin or unread.origin
+        except Exception as bug:  # noqa: BLE001  # it must not hide *error*
+            internal_error(bug)
+        return self._attach_request_id(self._codec.encode_error(call, error), error.request_id)
+
+    async def _as_stream(self, call: InferRequest, codec: StreamsDecoupled) -> Call[Any]:
+        """Return *call* as a stream, if its model is decoupled and its caller takes them."""
+        stream = codec.stream_of(call)
+        if stream is None:
+            return call
+        found = self._decoupled_models.is_decoupled(stream)
+        is_decoupled = found if isinstance(found, bool) else await found
+        return stream if is_decoupled else call
 
     async def _decoded(self, wire: Q, decode: Callable[[Q, str], C]) -> C | GatewayError:
         """Return *wire* as a call, or the error that *decode* raises."""
@@ -391,7 +425,7 @@ class Frontend(FrontendReplies[Q, A]):
             return self._read_long(decode, wire, request_id)
         finally:
             BOUND.allowance = None
-            if monotonic() - started > BLOCKED_S:
+            if monotonic() - started > _BLOCKED_S:
                 self._report_blocked(started, call)
         return call
 
@@ -410,6 +444,208 @@ class Frontend(FrontendReplies[Q, A]):
     def _question_context(self, wire: Q, request_id: str) -> Context:
         """Return the context of a question that takes the route of *wire*."""
         return Context(self._codec.name, metadata_of(wire), request_id, client=GATEWAY_CLIENT)
+
+    def _write(self, encode: Callable[[Any, Any], A], call: Call[Any], reply: Any) -> Any:
+        """Return *reply* as a response, or a coroutine that encodes it on another thread."""
+        started = monotonic()
+        BOUND.allowance = ON_LOOP
+        try:
+            return encode(call, reply)
+        except LongWork:
+            return off_loop(encode, call, reply)
+        finally:
+            BOUND.allowance = None
+            if monotonic() - started > _BLOCKED_S:
+                self._report_blocked(started, call)
+
+    def _report_blocked(self, started: float, call: Any) -> None:
+        """Log and report a step that has blocked the event loop since *started*."""
+        seconds = monotonic() - started
+        model = getattr(call, "model", None)
+        name = "" if model is None else model.name
+        log.warning(
+            "event loop blocked",
+            protocol=self._codec.name,
+            model=name,
+            ms=round(seconds * 1e3),
+            request_id="" if call is None else call.context.request_id,
+        )
+        self._on_blocked(self._codec.name, name, seconds)
+
+    async def _session_call(
+        self, wire: Q, limits: SessionLimits[Q, A], session: int
+    ) -> SessionCall[A]:
+        if self._bytes is not None:
+            self._bytes.count(request=wire)
+        call = await self._decoded(wire, self._decode)
+        if isinstance(call, GatewayError):
+            return SessionCall(partial(self._rejected_only, wire, call))
+        call = call.with_context(session=session)
+        sequence = sequence_of(call)
+        order_key = None if sequence is None else (call.model, sequence.id)
+        start = partial(self._session_replies, call, wire, limits)
+        hold = partial(self._held, call, limits)
+        if type(call) is not StreamInferRequest:
+            return SessionCall(start, order_key, hold=hold)
+        decoupled = partial(self._decoupled_models.is_decoupled, call)
+        return SessionCall(start, order_key, decoupled, hold)
+
+    async def _rejected_only(
+        self, wire: Q, error: GatewayError
+    ) -> AsyncGenerator[SessionReply[A], None]:
+        self._identify(wire, error)
+        yield SessionReply(self.reject(error), is_only=True)
+
+    async def _session_replies(
+        self, call: Call[Any], wire: Q, limits: SessionLimits[Q, A]
+    ) -> AsyncGenerator[SessionReply[A], None]:
+        """Yield the replies to one message of a session, within the limits of its transport."""
+        try:
+            if isinstance(call, StreamInferRequest):
+                async with limits.admit(wire), aclosing(self._replies(call)) as replies:
+                    async for reply in replies:
+                        limits.check_response(reply.wire)
+                        yield reply
+                return
+            async with limits.admit(wire):
+                response = await self._single(call)
+            limits.check_response(response)
+            yield SessionReply(response, is_only=True)
+        except GatewayError as error:
+            yield SessionReply(self._refused(call, error), is_only=True)
+
+    def _held(
+        self, call: Call[Any], limits: SessionLimits[Q, A], response: A
+    ) -> tuple[A, HeldReply | None]:
+        """Return *response* and its reservation while it waits, or an error without one."""
+        try:
+            return response, limits.hold(response)
+        except GatewayError as error:
+            return self._refused(call, error), None
+
+    def _refused(self, call: Call[Any], error: GatewayError) -> A:
+        """Return *error* of the limits of a session: those of the call are responses already."""
+        error.client, error.request_id = call.context.client, call.context.request_id
+        self._on_rejected(self._codec.name, error)
+        return self._with_request_id(call, self._failed(call, error))
+
+    async def _stream(self, call: StreamInferRequest, wire: Q) -> AsyncGenerator[A, None]:
+        if self._bytes is not None:
+            self._bytes.count(request=wire)
+        async with aclosing(self._replies(call)) as replies:
+            async for reply in replies:
+                if self._bytes is not None:
+                    self._bytes.count(response=reply.wire)
+                yield reply.wire
+
+    async def _replies(
+        self, call: Call[Any], service: Service | None = None
+    ) -> AsyncGenerator[SessionReply[A], None]:
+        """Yield the replies to *call*, of *service* or the own one; an error is the last one."""
+        if not isinstance(call, StreamInferRequest):
+            yield SessionReply(await self._single(call), is_only=True)
+            return
+        last: InferResponse | None = None
+        text = StreamText()
+        try:
+            items = await (service or self._service)(call)
+            try:
+                async for item in items:
+                    error = failure_of(item)
+                    if error is not None and self._is_terminal(call, error, last):
+                        raise error
+                    if item.is_end_mark and not self._writes_end_mark(call):
+                        continue
+                    is_text = item.outputs and self._codec.has_only_text(call, item)
+                    shown = text.complete(item) if is_text else item
+                    response = await self._written_item(call, shown, last)
+                    if last is None:
+                        response = self._with_request_id(call, response)
+                    is_only, last = last is None and item.is_final, item
+                    yield SessionReply(response, is_only)
+            finally:
+                await close_stream(items)
+            text.finish()
+            end = None if self._streaming is None else self._streaming.encode_end(call, last)
+            if end is not None:
+                yield SessionReply(
+                    end if last is not None else self._with_request_id(call, end), last is None
+                )
+        except Exception as error:  # noqa: BLE001
+            failed = self._failed(call, error, late=last is not None)
+            yield SessionReply(
+                failed if last is not None else self._with_request_id(call, failed), is_only=True
+            )
+
+    async def _written_item(
+        self, call: StreamInferRequest, item: InferResponse, last: InferResponse | None
+    ) -> A:
+        """Return one item of a stream as a response; as an error where it cannot be written.
+
+        Raises:
+            GatewayError: The error ends the stream.
+        """
+        try:
+            written = self._write(self._codec.encode_item, call, item)
+            response: A = await written if type(written) is CoroutineType else written
+        except GatewayError as error:
+            if self._is_terminal(call, error, last):
+                raise
+            error.__traceback__ = None  # its frames hold the item
+            failed = InferResponse(
+                model=item.model, outputs=(), is_final=item.is_final, error=without_addresses(error)
+            )
+            response = self._codec.encode_item(call, failed)
+        return response
+
+    def _is_terminal(
+        self, call: StreamInferRequest, error: GatewayError, last: InferResponse | None
+    ) -> bool:
+        """Return whether an item that is an error ends the stream, after the item *last*."""
+        streaming = self._streaming
+        return streaming is None or (last is None and streaming.is_terminal(call, error))
+
+    def _writes_end_mark(self, call: StreamInferRequest) -> bool:
+        return self._streaming is not None and self._streaming.writes_end_mark(call)
+
+    async def _single(self, call: Call[Any], service: Service | None = None) -> A:
+        try:
+            reply = await (service or self._service)(call)
+            written = self._write(self._encode, call, reply)
+            response = await written if type(written) is CoroutineType else written
+        except Exception as error:  # noqa: BLE001
+            response = self._failed(call, error)
+        return self._with_request_id(call, response)
+
+    def _with_request_id(self, call: Call[Any], response: A) -> A:
+        return self._attach_request_id(response, call.context.request_id)
+
+    def _failed(self, call: Call[Any], error: Exception, *, late: bool = False) -> A:
+        """Return *error* in the protocol's form; anything but a `GatewayError` is a bug here."""
+        model = call.model
+        failure = error if isinstance(error, GatewayError) else internal_error(error, model)
+        failure = without_addresses(failure)  # the log has them
+        if late and self._streaming is not None and isinstance(call, StreamInferRequest):
+            return self._streaming.encode_late_error(call, failure)
+        return self._codec.encode_error(call, failure)
+
+    def _reject_unread(self, wire: Q, error: GatewayError, request_id: str) -> A:
+        """Return *error* as the response to the complete message *wire*."""
+        return self._reject_wire(wire, error, request_id)
+
+    def _reject_wire(self, wire: Q, error: GatewayError, request_id: str = "") -> A:
+        """Return *error* as the response to *wire*, which is not decoded."""
+        self._identify(wire, error, request_id)
+        response = self.reject(error)
+        if self._bytes is not None:
+            self._bytes.count(wire, response)
+        return response
+
+    def _identify(self, wire: Q, error: GatewayError, request_id: str = "") -> None:
+        """Add client and headers of *wire* to *error*, and its request id, or else *request_id*."""
+        error.client, error.path = getattr(wire, "client", None), path_of(wire)
+        error.metadata = metadata_of(wire)
+        error.request_id = self._read_request_id(wire) or request_id or next(self._request_ids)
 
 
 def _unread(error: Exception) -> GatewayError:

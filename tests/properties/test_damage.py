@@ -102,10 +102,7 @@ def test_damaged_messages_are_typed_or_rejected(codec: str, data: st.DataObject)
         foreign.append(error)
         return InternalError("internal error")
 
-    with (
-        patch("gateway.frontend.frontend.internal_error", internal),
-        patch("gateway.frontend.frontend_replies.internal_error", internal),
-    ):
+    with patch("gateway.frontend.frontend.internal_error", internal):
         asyncio.run(answered(seed, datatype))
     if foreign:
         raise foreign[0]

@@ -15,13 +15,12 @@ from gateway.concurrency.timeouts import TimerWheel
 from gateway.ir.errors import GatewayError
 from gateway.transports.connection_count import ConnectionCount
 from gateway.transports.contract import HttpMount, ServerLimits
-from gateway.transports.grpc import connection_lifecycle
+from gateway.transports.grpc import server_connection as grpc_connection
 from gateway.transports.grpc import states as grpc
 from gateway.transports.grpc.admission import CallAdmission
-from gateway.transports.grpc.connection_lifecycle import OpenConnections
 from gateway.transports.grpc.method import Method
 from gateway.transports.grpc.server_call import ServerCall
-from gateway.transports.grpc.server_connection import GrpcServerConnection
+from gateway.transports.grpc.server_connection import GrpcServerConnection, OpenConnections
 from gateway.transports.http import states as http
 from gateway.transports.http.cut_through import cut_through_limiter
 from gateway.transports.http.interfaces import ListenerState
@@ -37,7 +36,7 @@ from gateway.transports.http2.hpack import literal
 from gateway.transports.http2.streams import Http2Stream
 from gateway.transports.memory_budget import MemoryBudget
 from gateway.transports.slots import request_slots
-from gateway.transports.stream import frame_responses
+from gateway.transports.stream import server_connection as stream_connection
 from gateway.transports.stream import states as stream
 from gateway.transports.stream.listener import StreamListenerState
 from gateway.transports.stream.server_connection import StreamConnection
@@ -221,7 +220,7 @@ def test_a_connection_of_frames_moves_by_the_rows_of_its_table(
 ) -> None:
     """A lost connection of either kind of framing holds no slot, memory, timer or task."""
     found = Rows(stream.TRANSITIONS)
-    monkeypatch.setattr(frame_responses, "TRANSITIONS", found)
+    monkeypatch.setattr(stream_connection, "TRANSITIONS", found)
     monkeypatch.setattr(
         StreamConnection,
         "_state",
@@ -467,7 +466,7 @@ def test_a_grpc_connection_and_its_calls_move_by_the_rows_of_their_tables(
     """A connection that is lost, and a call that is over, hold no slot, memory, timer or task."""
     calls = Rows(grpc.TRANSITIONS, grpc.GrpcCallEvent)
     connections = Rows(grpc.CONNECTION_TRANSITIONS)
-    monkeypatch.setattr(connection_lifecycle, "CONNECTION_TRANSITIONS", connections)
+    monkeypatch.setattr(grpc_connection, "CONNECTION_TRANSITIONS", connections)
     monkeypatch.setattr(
         ServerCall, "_state", WatchedState(ServerCall, "_state", calls, [grpc.RECEIVING])
     )

@@ -84,6 +84,8 @@ class WatchedState:
         self._first = tuple(first)
 
     def __get__(self, one: Any, _kind: type[Any] | None = None) -> Any:
+        if one is None:  # of the class: compiled code looks up where its objects have the slot
+            return self._slot
         if self._slot is not None:
             return self._slot.__get__(one)
         return vars(one)[self._name]

@@ -29,8 +29,7 @@ from gateway.app.listen.rejection_log import RejectionLog
 from gateway.app.listen.server_names import inherited_sockets, stream_server_name
 from gateway.app.run.worker_slot import ProcessOptions
 from gateway.config.models import ListenerConfig, StreamConfig, UpstreamConfig
-from gateway.frontend.frontend import Frontend
-from gateway.frontend.frontend_replies import CheckInference
+from gateway.frontend.frontend import CheckInference, Frontend
 from gateway.frontend.load_report import Load, LoadReportingFrontend
 from gateway.frontend.tapped import TappedFrontend
 from gateway.ir.context import Client, ModelRef

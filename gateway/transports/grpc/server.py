@@ -20,9 +20,8 @@ from gateway.transports.contract import GrpcMount, MemoryBudget, ServerLimits
 from gateway.transports.grpc.address import bound_address, host_and_port, require_free
 from gateway.transports.grpc.admission import CallAdmission
 from gateway.transports.grpc.authenticated import AuthenticatedGrpcConnection
-from gateway.transports.grpc.connection_lifecycle import OpenConnections
 from gateway.transports.grpc.method import Method
-from gateway.transports.grpc.server_connection import GrpcServerConnection
+from gateway.transports.grpc.server_connection import GrpcServerConnection, OpenConnections
 from gateway.transports.grpc.states import IDLE
 from gateway.transports.http.interfaces import ListenerState
 from gateway.transports.net.accept_backlog import drain_accept_queue

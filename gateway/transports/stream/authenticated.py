@@ -10,9 +10,8 @@ from gateway.ir.errors import GatewayError, Unauthenticated
 from gateway.transports.authentication import MAX_DRAINED_BYTES
 from gateway.transports.callers import IdentifiedCaller
 from gateway.transports.reservation import Reservation
-from gateway.transports.stream.frame_responses import PendingFrame
 from gateway.transports.stream.listener import StreamListenerState
-from gateway.transports.stream.server_connection import StreamConnection
+from gateway.transports.stream.server_connection import PendingFrame, StreamConnection
 from gateway.wire.stream import Frame
 
 
