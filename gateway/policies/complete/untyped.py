@@ -207,6 +207,8 @@ def typed_reply(call: InferRequest, reply: InferResponse, metadata: ModelMetadat
             if name not in known:
                 raise unknown_output(model, name, known)
     declared = metadata.outputs
+    if requested and not any(each.name for each in reply.outputs):
+        declared = tuple([each for each in declared if each.name in requested])
     if reply.batch_size is not None and metadata.supports_batching:
         declared = tuple(
             [
