@@ -11,8 +11,9 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
+from functools import cache
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -210,7 +211,7 @@ class Trial:
     """
 
     def __init__(self, folder: Path, stack: ExitStack, server: Running, happening: str) -> None:
-        self.folder, self.happening, self._stack = folder, happening, stack
+        self.folder, self._stack = folder, stack
         self.servers = {name: server.addresses[f"{name}.grpc"] for name in "ab"}
         keys = KeyFile.new()
         for name, key in KEYS.items():
@@ -377,25 +378,31 @@ class Trial:
 
 
 @pytest.fixture(scope="module")
-def trial(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Trial]:
-    """Run the trial of a happening; its gateways have stopped."""
-    folder = tmp_path_factory.mktemp("pairs")
-    (folder / "server.yaml").write_text(SERVER)
+def trials(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Trial]]:
+    """Return what runs the trial of a happening, once."""
     with ExitStack() as stack:
-        server = stack.enter_context(serving(str(folder / "server.yaml"), patience_s=START_S))
-        yield Trial(folder, stack, server, request.param)
+
+        @cache
+        def trial(happening: str) -> Trial:
+            folder = tmp_path_factory.mktemp("pairs")
+            (folder / "server.yaml").write_text(SERVER)
+            server = serving(str(folder / "server.yaml"), patience_s=START_S)
+            return Trial(folder, stack, stack.enter_context(server), happening)
+
+        yield trial
 
 
-@pytest.mark.parametrize(("trial", "feature"), TRIED, indirect=["trial"])
-def test_nothing_is_lost_or_counted_twice(trial: Trial, feature: str) -> None:
+@pytest.mark.parametrize(("happening", "feature"), TRIED)
+def test_nothing_is_lost_or_counted_twice(
+    trials: Callable[[str], Trial], happening: str, feature: str
+) -> None:
     """What a feature has after a happening is what the clients saw, within the documented bound."""
-    cell = PAIRS[feature][HAPPENINGS.index(trial.happening)]
+    trial = trials(happening)
+    cell = PAIRS[feature][HAPPENINGS.index(happening)]
     assert isinstance(cell, Tried)
     total, late = len(trial.answered), trial.late(cell.lost_s)
     if feature == "quotas":  # what a client did not get may be spent, too
-        free = FREE if trial.happening == "one directory for two" else 0
+        free = FREE if happening == "one directory for two" else 0
         admitted = [status for _, status in trial.answered].count(200) - free
         assert LIMIT - trial.lost <= admitted <= LIMIT + late
     elif feature == "stock":
