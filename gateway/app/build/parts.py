@@ -106,7 +106,8 @@ class ServingParts:
             part = _made(name, "serving", ServingPart, partial(extension.serve, process))
             if part is not None:
                 parts[name] = part
-        parts[RESIDENCY] = ServingResidency()
+        pins = setups[RESIDENCY].document["pins"] if RESIDENCY in setups else ()
+        parts[RESIDENCY] = ServingResidency(pins)
         return cls(parts)
 
     def __getitem__(self, name: str) -> ServingPart:
@@ -117,7 +118,7 @@ class ServingParts:
         """Let operators change the loaded models of upstreams, by name, from now on."""
         part = self._parts.get(RESIDENCY)
         if isinstance(part, ServingResidency):
-            part.held = held
+            part.hold(held)
 
     @property
     def tap(self) -> Tap | None:

@@ -1,15 +1,16 @@
 """The parts of residency in the processes of a gateway: what operators pin, unpin and evict.
 
-Each serving process has its own plan of what servers hold, so each of them is told.
+Each serving process has its own plan of what servers hold, so each of them is told. One that
+starts later, and an upstream that a reload builds anew, get the pins that are in force.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from typing import Any, Final, Protocol
 
 import structlog
 
-from gateway.api.extension import LeadingPart, Processes, ServingPart
+from gateway.api.extension import LeadingPart, PartSetup, Processes, ServingPart
 from gateway.concurrency.background import start_background
 from gateway.ir.errors import GatewayError
 from gateway.settings.config_view import ConfigView
@@ -20,7 +21,11 @@ log = structlog.get_logger(__name__)
 RESIDENCY: Final = "residency"
 """The name of the parts."""
 
+_RETRY_S: Final = 0.5
+
 Document = Mapping[str, Any]
+Pin = tuple[str, str]
+"""The names of an upstream and of a model that an operator has pinned."""
 
 
 class HeldModels(Protocol):
@@ -45,39 +50,70 @@ class HeldModels(Protocol):
 class ServingResidency(ServingPart):
     """Does in one serving process what operators request.
 
-    Attributes:
-        held: What has residency in the configuration in force, by upstream.
+    Args:
+        pins: The pins in force when the process starts.
     """
 
-    def __init__(self) -> None:
-        self.held: Mapping[str, HeldModels] = {}
-        self._evictions: set[asyncio.Task[None]] = set()
+    def __init__(self, pins: Iterable[Iterable[str]] = ()) -> None:
+        self._held: Mapping[str, HeldModels] = {}
+        self._pins: set[Pin] = {(upstream, name) for upstream, name in pins}
+        self._missing: set[Pin] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._pinning: asyncio.Task[None] | None = None
+
+    def hold(self, held: Mapping[str, HeldModels]) -> None:
+        """Have these from now on, by upstream; those that are new get the pins again."""
+        old, self._held = self._held, held
+        self._missing |= {pin for pin in self._pins if held.get(pin[0]) is not old.get(pin[0])}
+        if self._missing and self._pinning is None:
+            self._pinning = self._run(self._pin_missing(), "pins of models")
+
+    async def _pin_missing(self) -> None:
+        """Pin what new upstreams do not have pinned yet; they may not know their models before."""
+        while self._missing:
+            await asyncio.sleep(_RETRY_S)
+            for upstream, name in tuple(self._missing):
+                held = self._held.get(upstream)
+                try:
+                    if held is not None and held.has(name):
+                        held.pin(name)
+                        self._missing.discard((upstream, name))
+                except GatewayError as error:  # no endpoint is available
+                    log.debug("model not pinned yet", model=name, reason=error_text(error))
+        self._pinning = None
+
+    def _run(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task = start_background(coroutine, name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     async def start(self) -> None:
         """Do nothing: the upstreams start by themselves."""
 
     def change(self, _config: ConfigView, /) -> None:
-        """Do nothing: `held` follows a reload."""
+        """Do nothing: `hold` follows a reload."""
 
     async def stop(self) -> None:
-        """End evictions that wait for running calls."""
-        for task in tuple(self._evictions):
+        """End pins that wait for an upstream, and evictions that wait for running calls."""
+        for task in tuple(self._tasks):
             task.cancel()
-        await asyncio.gather(*self._evictions, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def exchange(self, document: Mapping[str, Any], /) -> Mapping[str, Any]:
         """Pin, unpin or evict a model, and return the upstreams that have it."""
         action, name = document["action"], document["name"]
-        found = {upstream: held for upstream, held in self.held.items() if held.has(name)}
+        found = {upstream: held for upstream, held in self._held.items() if held.has(name)}
+        pins = {(upstream, name) for upstream in found}
+        self._missing -= pins
+        self._pins = self._pins | pins if action == "pin" else self._pins - pins
         for held in found.values():
             if action == "pin":
                 held.pin(name)
             elif action == "unpin":
                 held.unpin(name)
             else:
-                task = start_background(_evict(held, name), f"eviction of {name}")
-                self._evictions.add(task)
-                task.add_done_callback(self._evictions.discard)
+                self._run(_evict(held, name), f"eviction of {name}")
         return {"upstreams": sorted(found)}
 
 
@@ -98,6 +134,11 @@ class LeadingResidency(LeadingPart):
 
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
+        self._pins: set[Pin] = set()
+
+    def setup(self, _number: int, /) -> PartSetup:
+        """Return the pins in force, for a process that starts."""
+        return PartSetup({"pins": sorted(self._pins)})
 
     async def request(self, action: str, name: str) -> Document:
         """Pin, unpin or evict a model.
@@ -111,5 +152,7 @@ class LeadingResidency(LeadingPart):
         found = sorted({each for reply in replies for each in reply.get("upstreams", ())})
         if not found:
             raise LookupError(f"no upstream with 'residency' has model {name!r}")
+        pins = {(upstream, name) for upstream in found}
+        self._pins = self._pins | pins if action == "pin" else self._pins - pins
         changes = {"model": name, "action": action, "upstreams": found}
         return {"ok": True, "changes": changes}

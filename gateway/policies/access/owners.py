@@ -50,12 +50,13 @@ class _OwnKey(NamedTuple):
 class SequenceIds:
     """The ids that sequences have at their servers.
 
-    A sequence keeps its id unless another client has an open one with this id of the same model.
+    Each client has ids of its own, which are the same in all processes: after a restart, at another
+    replica, and in the gateway that takes over.
 
     Args:
         idle_s: Time without a request after which a sequence is forgotten.
-        is_divided: Whether other processes have sequences of the same servers. Each client then
-            has ids of its own, which need no table.
+        is_divided: Whether this process has only some of the sequences, so that its table cannot
+            tell which ids are in use.
         clock: Monotonic seconds.
     """
 
@@ -81,8 +82,8 @@ class SequenceIds:
         self._forget_idle(now)
         key = _OwnKey(model, sequence_id, client)
         found = self._open.pop(key, None)
-        used = sequence_id if found is None else found[0]
-        attempt = 0
+        used = _derived(sequence_id, client, 0) if found is None else found[0]
+        attempt = 1
         while self._clients.get((model, used), client) != client:
             used = _derived(sequence_id, client, attempt)
             attempt += 1

@@ -64,7 +64,7 @@ def step(client: str, sequence_id: int | str, **edges: bool) -> InferRequest:
 
 @pytest.mark.parametrize("sequence_id", [5, "five"])
 async def test_equal_ids_of_two_clients_are_two_sequences(sequence_id: int | str) -> None:
-    """The first client keeps its id, and the second one has another until the first has ended."""
+    """Each client has an id of its own, and the same for its next sequence with this id."""
     server = Server()
     layer = OwnSequences(server, SequenceIds(600))
     await layer(step("one", sequence_id, start=True))
@@ -73,10 +73,19 @@ async def test_equal_ids_of_two_clients_are_two_sequences(sequence_id: int | str
     await layer(step("one", sequence_id, end=True))
     await layer(step("two", sequence_id, end=True))
     await layer(step("two", sequence_id, start=True))
-    first, *others, last = server.ids
-    assert first == sequence_id == others[2] == last
-    assert len({*others}) == 2
-    assert others[0] == others[1] == others[3] != sequence_id
+    one, two = server.ids[:2]
+    assert [one, two, two, one, two, two] == server.ids
+    assert 3 == len({one, two, sequence_id})
+
+
+async def test_a_restarted_gateway_gave_a_client_the_sequence_of_another() -> None:
+    """The ids are those of their clients in each process, whoever comes first."""
+    servers = Server(), Server()
+    for server, clients in zip(servers, (("one", "two"), ("two", "one")), strict=True):
+        layer = OwnSequences(server, SequenceIds(600))
+        for client in clients:
+            await layer(step(client, 5))
+    assert servers[0].ids == servers[1].ids[::-1]
 
 
 async def test_ids_of_workers_are_those_of_their_client() -> None:
