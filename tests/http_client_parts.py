@@ -17,7 +17,6 @@ from gateway.transports.contract import ClientLimits
 from gateway.transports.http1 import (
     client,
     client_connection,
-    client_pool,
 )
 from gateway.transports.http1.client import HttpClient
 from gateway.transports.http1.client_connection import Http1ClientConnection
@@ -237,7 +236,7 @@ def _as_running(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
         loop._scheduled.clear()  # type: ignore[attr-defined]
 
 
-_CLOCKS: Final = (time, client, client_connection, client_pool)
+_CLOCKS: Final = (time, client, client_connection)
 
 
 def sent_at_once(  # one argument for each part of the state

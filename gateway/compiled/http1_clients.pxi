@@ -153,12 +153,12 @@ cdef class _ClientFields:
 
     def __cinit__(self):
         from gateway.transports.contract import ClientLimits
+        from gateway.transports.http1.client import HttpClient
         from gateway.transports.http1.client_connection import Http1ClientConnection
-        from gateway.transports.http1.client_pool import Http1ConnectionPool
         from gateway.transports.http1.response_reader import ResponseHead, ResponseHeadCache
         from gateway.wire.http import HttpResponse
 
-        pool, one = Http1ConnectionPool, Http1ClientConnection
+        pool, one = HttpClient, Http1ClientConnection
         self._pool, self._connection = pool, one
         self._heads_class, self._head_class = ResponseHeadCache, ResponseHead
         self._response_class = HttpResponse
@@ -185,7 +185,7 @@ cdef class _ClientFields:
         self._is_compressible = _offset(HttpResponse, "is_compressible")
 
     cdef bint _is_fresh(self, pool, connection, double now) except -1:
-        """Return whether a connection may be used; as `Http1ConnectionPool._is_fresh`."""
+        """Return whether a connection may be used; as `HttpClient._is_fresh`."""
         cdef double idle_s = now - <double>_field(connection, self._last_used_at)
         return (
             _field(connection, self._is_usable)
