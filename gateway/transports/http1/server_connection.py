@@ -26,12 +26,12 @@ from gateway.transports.http.authenticated import http1_exchange
 from gateway.transports.http.faults import (
     HttpError,
     connection_refused_response,
+    failure,
     text_response,
 )
 from gateway.transports.http.half_close import HalfCloseMonitor
 from gateway.transports.http.interfaces import ListenerState
 from gateway.transports.http.request_head import Version, head_too_slow
-from gateway.transports.http.response_sender import failure
 from gateway.transports.http.response_writer import write_response
 from gateway.transports.http.states import (
     ENDING,
