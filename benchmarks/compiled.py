@@ -96,7 +96,6 @@ _HOT_MODULES = {
         "frame_reader",
         "frames",
         "hpack",
-        "receiver",
         "streams",
     ),
     "wire": (

@@ -82,10 +82,10 @@ from gateway.transports.http1.head_reader import (
 )
 from gateway.transports.http1.head_template import HeaderTemplate
 from gateway.transports.http1.request import BufferedRequest
-from gateway.transports.http2 import connection, frames, hpack, receiver, streams
+from gateway.transports.http2 import connection, frames, hpack, streams
+from gateway.transports.http2.connection import Http2Connection
 from gateway.transports.http2.flood_control import FloodBudget
 from gateway.transports.http2.frames import Http2ConnectionError
-from gateway.transports.http2.receiver import Http2Receiver
 from gateway.transports.http2.states import CLOSED, HALF_CLOSED_REMOTE, OPEN
 from gateway.transports.http2.streams import Http2Stream, Http2StreamWriter
 from gateway.transports.memory_budget import MemoryBudget
@@ -148,7 +148,6 @@ MODULES: Final = (
     authenticator,
     authentication,
     server_connection,
-    receiver,
     hpack,
     few_rows,
     regular_lists,
@@ -171,7 +170,7 @@ MODULES: Final = (
 CLASSES: Final = (
     Exchange,
     Limiter,
-    Http2Receiver,
+    Http2Connection,
     Http2StreamWriter,
     ServerCall,
     GrpcServerConnection,
@@ -1554,7 +1553,7 @@ def _replayed(function: Callable[..., Any], pieces: list[bytes], client: bool) -
     from tests.unit.transports.http2.test_fast_paths import replay_pieces  # noqa: PLC0415  # as above
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Http2Receiver, "take_response" if client else "take_request", function)
+        patch.setattr(Http2Connection, "take_response" if client else "take_request", function)
         return replay_pieces(pieces, client=client)
 
 

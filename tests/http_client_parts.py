@@ -17,12 +17,9 @@ from gateway.transports.contract import ClientLimits
 from gateway.transports.http1 import (
     client,
     client_connection,
-    client_pool,
-    response_arrival,
 )
 from gateway.transports.http1.client import HttpClient
 from gateway.transports.http1.client_connection import Http1ClientConnection
-from gateway.transports.http1.response_arrival import ResponseArrival
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 
 NOW_S: Final = 7.0
@@ -218,7 +215,7 @@ def _run(check: Callable[[], object], state: dict[str, Any]) -> object:
     with pytest.MonkeyPatch.context() as patch, _as_running(_loop()):
         for module in _CLOCKS:
             patch.setattr(module, "monotonic", lambda: NOW_S)
-        patch.setattr(ResponseArrival, "has_ended", lambda _one: "has_ended" in state)
+        patch.setattr(Http1ClientConnection, "has_ended", lambda _one: "has_ended" in state)
         return check()
 
 
@@ -239,7 +236,7 @@ def _as_running(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
         loop._scheduled.clear()  # type: ignore[attr-defined]
 
 
-_CLOCKS: Final = (time, client, client_connection, client_pool, response_arrival)
+_CLOCKS: Final = (time, client, client_connection)
 
 
 def sent_at_once(  # one argument for each part of the state
@@ -371,5 +368,5 @@ CLIENT_CALLERS: Final[dict[str, Callable[..., object]]] = {
 }
 """What calls a method, and returns its result and what it has changed in a form to compare."""
 
-CLIENT_CLASSES: Final = (HttpClient, ResponseArrival)
+CLIENT_CLASSES: Final = (HttpClient, Http1ClientConnection)
 """The classes with such methods."""

@@ -1,4 +1,4 @@
-# Requests to servers of HTTP/1, and their responses: transports/http1/client.py, response_arrival.py.
+# Requests to servers of HTTP/1, and their responses: transports/http1/client.py, client_connection.py.
 
 cdef extern from "Python.h":
     int PySet_Add(object items, object key) except -1
@@ -144,7 +144,7 @@ def request_buffers(wire, prefix, line_end, left_s):
 cdef class _ClientFields:
     """Where clients, their connections, caches of heads and responses have their fields."""
 
-    cdef object _pool, _connection, _arrival, _heads_class, _head_class, _response_class
+    cdef object _pool, _connection, _heads_class, _head_class, _response_class
     cdef Py_ssize_t _idle, _peer, _limits, _slots, _wheel, _prefix, _line_end, _is_closed, _pruning
     cdef Py_ssize_t _is_usable, _created_at, _last_used_at, _uses, _is_awaiting, _method, _waiter, _loop
     cdef Py_ssize_t _transport, _response, _failure, _growing, _pending, _rest, _paused, _heads, _buffer
@@ -153,14 +153,13 @@ cdef class _ClientFields:
 
     def __cinit__(self):
         from gateway.transports.contract import ClientLimits
+        from gateway.transports.http1.client import HttpClient
         from gateway.transports.http1.client_connection import Http1ClientConnection
-        from gateway.transports.http1.client_pool import Http1ConnectionPool
-        from gateway.transports.http1.response_arrival import ResponseArrival
         from gateway.transports.http1.response_reader import ResponseHead, ResponseHeadCache
         from gateway.wire.http import HttpResponse
 
-        pool, one = Http1ConnectionPool, Http1ClientConnection
-        self._pool, self._connection, self._arrival = pool, one, ResponseArrival
+        pool, one = HttpClient, Http1ClientConnection
+        self._pool, self._connection = pool, one
         self._heads_class, self._head_class = ResponseHeadCache, ResponseHead
         self._response_class = HttpResponse
         self._idle, self._peer, self._limits = _offset(pool, "_idle"), _offset(pool, "_peer"), _offset(pool, "_limits")
@@ -186,7 +185,7 @@ cdef class _ClientFields:
         self._is_compressible = _offset(HttpResponse, "is_compressible")
 
     cdef bint _is_fresh(self, pool, connection, double now) except -1:
-        """Return whether a connection may be used; as `Http1ConnectionPool._is_fresh`."""
+        """Return whether a connection may be used; as `HttpClient._is_fresh`."""
         cdef double idle_s = now - <double>_field(connection, self._last_used_at)
         return (
             _field(connection, self._is_usable)
@@ -318,10 +317,10 @@ def _end_exchange(self, connection, step):
 
 @cython.binding(True)
 def buffer_updated(self, Py_ssize_t nbytes):
-    """See `gateway.transports.http1.response_arrival.ResponseArrival.buffer_updated`."""
+    """See `gateway.transports.http1.client_connection.Http1ClientConnection.buffer_updated`."""
     cdef _ClientFields of = _of_clients()
     cdef Py_buffer raw
-    if not PyObject_TypeCheck(self, <PyTypeObject*><void*>of._arrival):
+    if not PyObject_TypeCheck(self, <PyTypeObject*><void*>of._connection):
         raise TypeError(f"expected a connection of a client, found {type(self)}")
     heads = _field(self, of._heads)
     if (

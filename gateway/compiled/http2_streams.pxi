@@ -1,9 +1,9 @@
-# Streams that arrive or leave in one piece: transports/http2/receiver.py and streams.py, grpc/client_call.py.
+# Streams that arrive or leave in one piece: transports/http2/connection.py and streams.py, grpc/client_call.py.
 
 cdef enum:
     _COPIED_BYTES = 4096  # `COPIED_BYTES` of transports/http2/frames.py
-    _WINDOW_BYTES = 65535  # `STREAM_WINDOW` of transports/http2/windows.py
-    _LEAST_WINDOW = 1 << 19  # `WIDEN_AT` there
+    _WINDOW_BYTES = 65535  # `STREAM_WINDOW` of transports/http2/connection.py
+    _LEAST_WINDOW = 1 << 19  # `_WIDEN_AT` there
     _REFUND = 10  # `RESPONSE_REFUND` of transports/http2/flood_control.py
 
 
@@ -62,26 +62,26 @@ cdef class _StreamFields:
         from functools import partial
 
         from gateway.transports.http2 import states
+        from gateway.transports.http2.connection import Http2Connection
         from gateway.transports.http2.flood_control import FloodBudget
         from gateway.transports.http2.frames import Http2StreamError
-        from gateway.transports.http2.receiver import Http2Receiver
         from gateway.transports.http2.streams import Http2Stream, Http2StreamWriter
 
-        self._receiver, self._writer, self._stream = Http2Receiver, Http2StreamWriter, Http2Stream
+        self._receiver, self._writer, self._stream = Http2Connection, Http2StreamWriter, Http2Stream
         self._budget, self._failure = FloodBudget, Http2StreamError
         self._partial, self._read_call_block = partial, read_call_block
         self._open, self._closed = states.OPEN, states.CLOSED
         self._half_local, self._half_remote = states.HALF_CLOSED_LOCAL, states.HALF_CLOSED_REMOTE
         self._remote_ended, self._end = states.REMOTE_ENDED, states.Http2StreamEvent.RECEIVE_END
-        self._max_block = _offset(Http2Receiver, "_max_block")
-        self._has_settings = _offset(Http2Receiver, "_has_settings")
-        self._streams, self._window = _offset(Http2Receiver, "streams"), _offset(Http2Receiver, "_window")
-        self._heads, self._has_heads = _offset(Http2Receiver, "_heads"), _offset(Http2Receiver, "_has_heads")
-        self._events, self._writer_at = _offset(Http2Receiver, "_receiver"), _offset(Http2Receiver, "writer")
-        self._last, self._is_accepting = _offset(Http2Receiver, "last"), _offset(Http2Receiver, "_is_accepting")
-        self._max_streams, self._table = _offset(Http2Receiver, "_max_streams"), _offset(Http2Receiver, "_table")
-        self._read_block = _offset(Http2Receiver, "_read_block")
-        self._read_head = _offset(Http2Receiver, "_read_head")
+        self._max_block = _offset(Http2Connection, "max_block")
+        self._has_settings = _offset(Http2Connection, "has_settings")
+        self._streams, self._window = _offset(Http2Connection, "streams"), _offset(Http2Connection, "_window")
+        self._heads, self._has_heads = _offset(Http2Connection, "_heads"), _offset(Http2Connection, "_has_heads")
+        self._events, self._writer_at = _offset(Http2Connection, "_receiver"), _offset(Http2Connection, "writer")
+        self._last, self._is_accepting = _offset(Http2Connection, "last"), _offset(Http2Connection, "_is_accepting")
+        self._max_streams, self._table = _offset(Http2Connection, "_max_streams"), _offset(Http2Connection, "_table")
+        self._read_block = _offset(Http2Connection, "_read_block")
+        self._read_head = _offset(Http2Connection, "_read_head")
         self._initial, self._room = _offset(Http2StreamWriter, "initial_window"), _offset(Http2StreamWriter, "_room")
         self._is_paused = _offset(Http2StreamWriter, "is_paused")
         self._has_shrunk, self._out = _offset(Http2StreamWriter, "has_shrunk"), _offset(Http2StreamWriter, "_out")
@@ -111,7 +111,7 @@ cdef class _StreamFields:
 
     cdef int _check(self, core) except -1:
         if not PyObject_TypeCheck(core, <PyTypeObject*><void*>self._receiver):
-            raise TypeError(f"expected an Http2Receiver, found {type(core)}")
+            raise TypeError(f"expected an Http2Connection, found {type(core)}")
         return 0
 
 
@@ -133,7 +133,7 @@ cdef object _content(bytes data, Py_ssize_t begin, Py_ssize_t stop):
 
 
 cdef object _fresh_head(core, _StreamFields of, bytes block):
-    """Return the head that a block is; as `gateway.transports.http2.receiver.Http2Receiver._fresh_head`."""
+    """Return the head that a block is; as `gateway.transports.http2.connection.Http2Connection._fresh_head`."""
     cdef tuple before = <tuple?>_field(core, of._table)
     cdef tuple found, limits
     head = None
@@ -174,7 +174,7 @@ def new_stream(number, room, window, owner):
 
 @cython.binding(True)
 def take_request(self, bytes data not None, Py_ssize_t at):
-    """See `gateway.transports.http2.receiver.Http2Receiver.take_request`."""
+    """See `gateway.transports.http2.connection.Http2Connection.take_request`."""
     cdef _StreamFields of = _of_streams()
     cdef _Whole whole
     cdef Py_ssize_t length, window
@@ -215,7 +215,7 @@ def take_request(self, bytes data not None, Py_ssize_t at):
 
 @cython.binding(True)
 def take_response(self, bytes data not None, Py_ssize_t at):
-    """See `gateway.transports.http2.receiver.Http2Receiver.take_response`."""
+    """See `gateway.transports.http2.connection.Http2Connection.take_response`."""
     cdef _StreamFields of = _of_streams()
     cdef _Whole whole
     cdef Py_ssize_t length, window

@@ -22,11 +22,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.transports.http2 import frames
-from gateway.transports.http2.connection import Http2Connection
+from gateway.transports.http2.connection import STREAM_WINDOW, Http2Connection
 from gateway.transports.http2.frames import MissingPseudoHeaders
 from gateway.transports.http2.hpack import Field, literal
 from gateway.transports.http2.streams import Http2Stream
-from gateway.transports.http2.windows import STREAM_WINDOW
 from tests.fakes import FrameByFrame
 
 FIELDS = [(":method", "POST"), (":scheme", "http"), (":path", "/a"), (":authority", "h")]

@@ -17,7 +17,7 @@ import trustme
 
 from gateway.ir.errors import Unavailable
 from gateway.transports.contract import ClientLimits, HttpClient
-from gateway.transports.http1 import client_pool as native
+from gateway.transports.http1 import client as native
 from gateway.transports.net.tls_files import TlsContext
 from gateway.wire.http import HttpRequest
 from tests.integration.http_kit import HTTP_MAKES

@@ -12,7 +12,7 @@ import pytest
 
 from gateway.ir.errors import GatewayError
 from gateway.transports.contract import HttpMount, MemoryBudget, ServerLimits
-from gateway.transports.http1 import response_order
+from gateway.transports.http1 import server_connection
 from gateway.wire.http import Headers, HttpResponse
 from tests.integration.http_kit import (
     HTTP_MAKES,
@@ -62,7 +62,7 @@ async def test_client_that_still_sends_can_read_the_rejection(
     """The connection is closed after a pause of the client, so that no reset hides the response."""
     # aiohttp ends it after a second, pauses or not.
     pause_s = 0.1 if HTTP_MAKES.server == "reference" else 0.25
-    monkeypatch.setattr(response_order, "_LINGER_S", 1.0)
+    monkeypatch.setattr(server_connection, "_LINGER_S", 1.0)
     async with serving(Echo(), message_bytes=1000) as running:
         raw = await running.connect()
         await raw.send(post(b"", length=6000))

@@ -25,7 +25,7 @@ from gateway.transports.http import states as http
 from gateway.transports.http.cut_through import cut_through_limiter
 from gateway.transports.http.interfaces import ListenerState
 from gateway.transports.http.path_router import PathRouter
-from gateway.transports.http1 import response_order
+from gateway.transports.http1 import server_connection
 from gateway.transports.http1 import states as http1
 from gateway.transports.http1.server_connection import Http1ServerConnection, Http1ServerProtocol
 from gateway.transports.http2 import frames, streams
@@ -347,7 +347,7 @@ def test_a_connection_of_http_moves_by_the_rows_of_its_table(
 ) -> None:
     """A lost connection holds no slot, memory, timer or task."""
     found, kind = Rows(http.TRANSITIONS), Http1ServerConnection
-    monkeypatch.setattr(response_order, "TRANSITIONS", found)
+    monkeypatch.setattr(server_connection, "TRANSITIONS", found)
     first = [http.OPEN, http.ENDING]
     monkeypatch.setattr(kind, "state", WatchedState(kind, "state", found, first), raising=False)
     walk(_walk_native, 300)

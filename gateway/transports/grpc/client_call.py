@@ -14,11 +14,10 @@ from gateway.transports.grpc.compression import decompress_message
 from gateway.transports.grpc.headers import GrpcResponseHead, status_of_http
 from gateway.transports.grpc.messages import GrpcMessage, MessageReader, whole_message
 from gateway.transports.http2 import frames
-from gateway.transports.http2.connection import Http2Connection
+from gateway.transports.http2.connection import STREAM_WINDOW, Http2Connection
 from gateway.transports.http2.flood_control import SMALL_FRAME_BYTES
 from gateway.transports.http2.states import CLOSED
 from gateway.transports.http2.streams import Http2Stream
-from gateway.transports.http2.windows import STREAM_WINDOW
 from gateway.transports.reservation import Reservation
 from gateway.wire.grpc import GrpcResponse, GrpcStatus
 

@@ -2,12 +2,18 @@
 
 A request with an invalid head, with a path that no frontend claims or with a body that arrives too
 slowly has no codec to encode the error.  Its response is `{"error": "..."}` with an HTTP status.
+`failure` is the response to an unexpected error.
 """
 
 import json
 
+import structlog
+
 from gateway.ir.errors import GatewayError, InvalidRequest
+from gateway.telemetry.error_texts import error_text
 from gateway.wire.http import Headers, HttpResponse
+
+log = structlog.get_logger(__name__)
 
 _TEXT_MAX = 500
 
@@ -56,3 +62,12 @@ def text_response(status: int, message: str, request_id: str = "") -> HttpRespon
     body = json.dumps({"error": message[:_TEXT_MAX]}).encode()
     headers = Headers((("Content-Type", "application/json"),))
     return HttpResponse(status, headers, (body,), request_id=request_id)
+
+
+def failure(error: BaseException | None) -> HttpResponse:
+    """Log an unexpected error, and return the response to it."""
+    if isinstance(error, GatewayError):
+        log.warning("stream aborted", code=error.code.value, error=error_text(error))
+        return text_response(500, error.message)
+    log.error("internal error", exc_info=error)
+    return text_response(500, "internal error of the gateway")

@@ -9,7 +9,7 @@ import asyncio
 from typing import Protocol
 
 from gateway.transports.http.request_head import Version
-from gateway.transports.http.response_sender import CONTINUE
+from gateway.transports.http.response_writer import CONTINUE
 from gateway.transports.net.sockets import peer_refused
 
 # Together below 100 ms, the goal for ending the call of a client that has left.

@@ -35,6 +35,8 @@ _LAST_CLOSED = b"Connection: close\r\n\r\n"
 _JOINED_BYTES = 8192
 _NO_LENGTH = -1
 
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
 
 def write_response(
     transport: asyncio.Transport,
@@ -91,6 +93,11 @@ def write_end(transport: asyncio.Transport, version: Version) -> None:
     """Write the end of a streamed response."""
     if version >= (1, 1):
         transport.write(b"0\r\n\r\n")
+
+
+def write_continue(transport: asyncio.Transport) -> None:
+    """Send "100 Continue" to a client that waits for it."""
+    transport.write(CONTINUE)
 
 
 @lru_cache(2)

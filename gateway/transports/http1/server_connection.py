@@ -12,34 +12,49 @@ from collections.abc import Callable
 from typing import Any
 
 from gateway.concurrency.limiter import CLIENT_MEMORY
+from gateway.concurrency.timeouts import RestartableTimer
+from gateway.ir.errors import Overloaded
 from gateway.transports.authentication import peer_of
-from gateway.transports.client_shares import client_shares
+from gateway.transports.client_shares import NO_CLIENT_SHARES, client_shares
 from gateway.transports.connection_count import (
     DESCRIPTORS,
     ConnectionCount,
     client_address,
+    connection_refusal,
 )
 from gateway.transports.http.authenticated import http1_exchange
 from gateway.transports.http.faults import (
     HttpError,
     connection_refused_response,
+    failure,
+    text_response,
 )
 from gateway.transports.http.half_close import HalfCloseMonitor
 from gateway.transports.http.interfaces import ListenerState
-from gateway.transports.http.response_sender import failure
+from gateway.transports.http.request_head import Version, head_too_slow
+from gateway.transports.http.response_writer import write_response
 from gateway.transports.http.states import (
+    ENDING,
     OPEN,
+    TRANSITIONS,
     HttpConnectionEvent,
+    HttpConnectionState,
 )
+from gateway.transports.http.write_pause import WritePause
 from gateway.transports.http1 import states
-from gateway.transports.http1.head_reader import READ_BYTES, RequestHead
+from gateway.transports.http1.head_reader import (
+    READ_BYTES,
+    HeadReader,
+    RequestHead,
+    RequestHeadCache,
+)
 from gateway.transports.http1.head_template import END
 from gateway.transports.http1.request import BufferedRequest, ReceivingRequest, known_request
-from gateway.transports.http1.response_order import Http1ServerState, OrderedResponses
-from gateway.transports.http1.states import HTTP2, READING, UNDECIDED
+from gateway.transports.http1.states import HTTP2, READING, UNDECIDED, InputState
 from gateway.transports.http2.frames import PREFACE, may_be_http2
 from gateway.transports.net.refused_connection import refuse_connection
 from gateway.transports.net.sockets import (
+    end_output,
     has_unread,
     pause_until_drained,
     peer_missing,
@@ -47,14 +62,30 @@ from gateway.transports.net.sockets import (
     tune,
 )
 from gateway.transports.net.tls import negotiated_http2
+from gateway.wire.http import HttpResponse
 
 _TURN_REQUESTS = 8
 _HEAD_BYTES = 4096  # nearly every head is shorter
 _SMALL_BYTES = 16 * 1024  # nearly every request that arrives in one read is smaller
 
+_LINGER_S = 1.0
+"""A client that has its last response may still send: what arrives is dropped until it pauses."""
 
-class Http1ServerProtocol(Http1ServerState):
-    """Makes the connections of a server, with the arguments of their state, and knows them."""
+_MAX_LINGER_S = 10.0
+
+
+class Http1ServerProtocol:
+    """Makes the connections of a server, knows them, and has the state that they share.
+
+    Args:
+        listener: The state of the listener.
+        count: Counts its connections.
+        reserve: Whether they may use the descriptors in reserve.
+        http2: Creates the protocol of an HTTP/2 connection; None to reject HTTP/2.
+
+    Attributes:
+        is_draining: Whether each response is the last of its connection.
+    """
 
     def __init__(
         self,
@@ -64,7 +95,14 @@ class Http1ServerProtocol(Http1ServerState):
         reserve: bool,
         http2: Callable[[], asyncio.Protocol] | None = None,
     ) -> None:
-        super().__init__(listener, count, reserve=reserve, http2=http2)
+        self.listener = listener
+        self.count = count
+        self.can_use_reserve = reserve
+        self.http2 = http2
+        self.is_draining = False
+        self.head_cache = RequestHeadCache(listener.limits)
+        # Read into and emptied within one call of the loop, so one will do for all.
+        self.buffer = memoryview(bytearray(READ_BYTES))
         self.connections: set[Http1ServerConnection] = set()
 
     def __call__(self) -> Http1ServerConnection:
@@ -76,16 +114,70 @@ class Http1ServerProtocol(Http1ServerState):
         """Connections there are now."""
         return list(self.connections)
 
+    def refusal(self, transport: Any, address: str) -> Overloaded | None:
+        """Return the error for one more connection from *address*; None if there is room."""
+        refusal = connection_refusal(self.count, transport, address, reserve=self.can_use_reserve)
+        if refusal is not None:
+            self.listener.on_reject(refusal)
+        return refusal
 
-class Http1ServerConnection(OrderedResponses):
+
+class Http1ServerConnection(WritePause, asyncio.BufferedProtocol):
     """A connection of a server: reads requests, and is the `HttpConnection` of their exchanges.
 
     Args:
-        server: The state of the server.
+        server: The protocol of the server.
         loop: The event loop.
     """
 
-    _server: Http1ServerProtocol
+    def __init__(self, server: Http1ServerProtocol, loop: asyncio.AbstractEventLoop) -> None:
+        limits = server.listener.limits
+        self._server = server
+        self._loop = loop
+        self._limits = limits
+        self._heads = HeadReader(limits, server.head_cache)
+        self._queue: list[BufferedRequest | HttpError] = []  # short, and smaller than a deque
+        self._current: BufferedRequest | None = None
+        self._reading: ReceivingRequest | None = None
+        self._unparsed = b""
+        self._is_paused = False
+        self._input: InputState = READING if server.http2 is None else UNDECIDED
+        self._successor: asyncio.Protocol | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._head_timer = RestartableTimer(loop, limits.header_timeout_s, self._head_timed_out)
+        self._idle_timer: asyncio.TimerHandle | None = None
+        self._idle_since = 0.0
+        self._half_close_monitor: HalfCloseMonitor | None = None
+        self._address: str | None = None
+        self.transport: Any = None
+        self.write_paused: asyncio.Event | None = None
+        self.responses_sent = 0
+        self.is_head_sent = False
+        self.state: HttpConnectionState = ENDING if server.is_draining else OPEN
+        self.client = NO_CLIENT_SHARES
+        self.cancel_exchange: Callable[[], None] | None = None
+
+    @property
+    def in_flight(self) -> int:
+        """The number of requests without a complete response."""
+        return len(self._queue) + (self._current is not None)
+
+    @property
+    def request_version(self) -> Version | None:
+        """The HTTP version of the request in progress; None without one."""
+        return None if self._current is None else self._current.version
+
+    @property
+    def must_close(self) -> bool:
+        """Whether the current response is the last."""
+        return self.state is not OPEN and not self._queue
+
+    def _move(self, event: HttpConnectionEvent) -> None:
+        self.state = TRANSITIONS.get((self.state, event), self.state)
+
+    def _move_input(self, event: states.InputEvent) -> None:
+        self._input = states.TRANSITIONS.get((self._input, event), self._input)
 
     # -- asyncio's protocol
 
@@ -266,6 +358,16 @@ class Http1ServerConnection(OrderedResponses):
             self._is_paused = True
             self.transport.pause_reading()
 
+    def _read_on(self) -> None:
+        if self._is_paused and self.transport is not None and not self.transport.is_closing():
+            self._is_paused = False
+            self.transport.resume_reading()
+
+    def _stop_reading(self) -> None:
+        """Read nothing more after a request that failed; handle complete requests."""
+        self._move(HttpConnectionEvent.BREAK)
+        self._move_input(states.InputEvent.STOP)
+
     def check_peer(self, missing: int) -> None:
         """Close the connection if its client has left: no event shows it while paused."""
         if self.transport is None:
@@ -290,6 +392,15 @@ class Http1ServerConnection(OrderedResponses):
         if self._head_timer.is_armed:
             self._head_timer.stop()
         return self._take(head, data, at)
+
+    def _head_timed_out(self) -> None:
+        error = head_too_slow(self._limits).error
+        error.client = self.client.caller.client()
+        self._server.listener.on_reject(error)
+        if self.in_flight:
+            self._stop_reading()
+        elif self.transport is not None:
+            self.transport.abort()
 
     def _take(self, head: RequestHead, data: bytes, at: int) -> int:
         """Begin a request, whose body begins at *at*; return the position after what is read."""
@@ -353,8 +464,6 @@ class Http1ServerConnection(OrderedResponses):
             self._task = None  # which holds what ended it, and that this frame
             self._end()
 
-    # -- ending
-
     def _idle(self) -> asyncio.Future[None]:
         """Return a future that is done when the next request has arrived."""
         self._idle_since = self._loop.time()
@@ -362,6 +471,81 @@ class Http1ServerConnection(OrderedResponses):
             self._idle_timer = self._loop.call_later(self._limits.keepalive_s, self._look_at_idle)
         self._waiter = self._loop.create_future()
         return self._waiter
+
+    def _stop_idle_timer(self) -> None:
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+            self._idle_timer = None
+
+    def _look_at_idle(self) -> None:
+        self._idle_timer = None
+        if self.transport is None or self.in_flight or self._heads.is_started:
+            return  # it is armed again when the connection idles again
+        left_s = self._idle_since + self._limits.keepalive_s - self._loop.time()
+        if left_s <= 0:
+            self.transport.close()
+        else:
+            self._idle_timer = self._loop.call_later(left_s, self._look_at_idle)
+
+    def _send_fault(self, fault: HttpError) -> None:
+        """Report a request that cannot be parsed, and send the error."""
+        error = fault.error
+        error.client = self.client.caller.client()
+        error.wire_status = fault.status
+        request_id = self._server.listener.on_reject(error) or ""
+        self._send_error(text_response(fault.status, fault.message, request_id))
+
+    def _send_error(self, response: HttpResponse) -> None:
+        """Write an error as the last response."""
+        if self.transport is None:
+            return
+        if self.is_head_sent and self._current is not None:
+            self.abort()  # a response that has started must not look complete
+            return
+        write_response(self.transport, response, keep=False, version=(1, 1))
+        end_output(self.transport)
+
+    # -- ending
+
+    def _end(self) -> None:
+        """Close, after the client had time to read the response."""
+        self._move_input(states.InputEvent.STOP)
+        self._forget()
+        if self.transport is None or self.transport.is_closing():
+            return
+        if self._reading is None and not self._unparsed and not self._heads.is_started:
+            self.transport.close()
+            return
+        # The client may still send: a reset would destroy data that it has not read.
+        self._reading = None
+        self._unparsed = b""
+        self._read_on()
+        self._move_input(states.InputEvent.LINGER)
+        self._idle_since = self._loop.time()
+        self._stop_idle_timer()
+        self._close_after_pause(self._idle_since + _MAX_LINGER_S)
+
+    def _close_after_pause(self, latest: float) -> None:
+        """Close once the client has stopped sending, at *latest* on the clock of the loop."""
+        self._idle_timer = None
+        if self.transport is None:
+            return
+        left_s = min(self._idle_since + _LINGER_S, latest) - self._loop.time()
+        if left_s <= 0:
+            self.transport.close()
+        else:
+            self._idle_timer = self._loop.call_later(left_s, self._close_after_pause, latest)
+
+    def _forget(self) -> None:
+        """Drop requests that will not be handled."""
+        for request in self._queue:
+            if isinstance(request, BufferedRequest) and request.reservation is not None:
+                request.reservation.close()
+        self._queue.clear()
+
+    def announce_close(self) -> None:
+        """Send `Connection: close` with the last pending response."""
+        self._move(HttpConnectionEvent.ANNOUNCE)
 
     def drain(self) -> None:
         """Close when idle, or after the last pending response.
@@ -378,3 +562,8 @@ class Http1ServerConnection(OrderedResponses):
     def fail_in_flight(self) -> None:
         """End the requests in progress with an error."""
         (self.cancel_exchange or self.abort)()
+
+    def abort(self) -> None:
+        """Close at once, without the rest of the output."""
+        if self.transport is not None:
+            self.transport.abort()

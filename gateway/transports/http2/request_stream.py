@@ -22,7 +22,7 @@ from gateway.transports.http import states
 from gateway.transports.http.authenticated import AuthenticatedExchange, is_authenticated
 from gateway.transports.http.cut_through import OnBodyError
 from gateway.transports.http.exchange import Exchange
-from gateway.transports.http.faults import HttpError
+from gateway.transports.http.faults import HttpError, failure
 from gateway.transports.http.headers import is_writable, safe_value
 from gateway.transports.http.interfaces import ListenerState
 from gateway.transports.http.request_body import (
@@ -32,7 +32,6 @@ from gateway.transports.http.request_body import (
     wait_for_body,
 )
 from gateway.transports.http.request_head import Head, Version
-from gateway.transports.http.response_sender import failure
 from gateway.transports.http.shared_responses import SharedResponses
 from gateway.transports.http.states import HttpConnectionState
 from gateway.transports.http2 import frames

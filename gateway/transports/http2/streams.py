@@ -198,7 +198,7 @@ class Http2StreamWriter:
         """Return a new stream of a client."""
         number = self.next_number
         self.next_number = number + 2
-        # The window of this side is `windows.STREAM_WINDOW`.
+        # The window of this side is `connection.STREAM_WINDOW`.
         stream = new_stream(number, self.initial_window, frames.DEFAULT_WINDOW, owner)
         self._streams[number] = stream
         return stream

@@ -20,9 +20,9 @@ from gateway.transports import authentication, client_shares, connection_count
 from gateway.transports.connection_count import ConnectionCount
 from gateway.transports.contract import ServerLimits
 from gateway.transports.http import authenticated, faults, request_body, request_head, states
+from gateway.transports.http.faults import failure
 from gateway.transports.http.interfaces import ListenerState
 from gateway.transports.http.listener import HttpListener
-from gateway.transports.http.response_sender import failure
 from gateway.transports.http.response_writer import write_response
 from gateway.transports.http.states import HttpConnectionEvent
 from gateway.transports.http.write_pause import WritePause

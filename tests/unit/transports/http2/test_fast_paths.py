@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from gateway.transports.http2 import frames
+from gateway.transports.http2.connection import STREAM_WINDOW
 from gateway.transports.http2.frames import Http2ConnectionError, frame
 from gateway.transports.http2.hpack import literal
-from gateway.transports.http2.windows import STREAM_WINDOW
 from tests.unit.transports.http2.test_connection import ANSWER, BLOCK, PREFACE, TRAILERS, Seen
 
 pytestmark = pytest.mark.usefixtures("build")

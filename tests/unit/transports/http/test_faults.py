@@ -6,7 +6,7 @@ from structlog.testing import capture_logs
 
 from gateway.ir.context import Origin
 from gateway.ir.errors import UpstreamError
-from gateway.transports.http.response_sender import failure
+from gateway.transports.http.faults import failure
 
 
 def test_the_log_marks_the_text_of_a_server_that_ended_a_stream() -> None:
