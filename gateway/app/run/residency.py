@@ -70,9 +70,9 @@ class ServingResidency(ServingPart):
 
     async def _pin_missing(self) -> None:
         """Pin what new upstreams do not have pinned yet; they may not know their models before."""
-        while self._missing:
+        while missing := [pin for pin in self._missing if pin[0] in self._held]:
             await asyncio.sleep(_RETRY_S)
-            for upstream, name in tuple(self._missing):
+            for upstream, name in missing:
                 held = self._held.get(upstream)
                 try:
                     if held is not None and held.has(name):
