@@ -30,6 +30,13 @@ _LIBRARIES: Final[Mapping[str, str]] = MappingProxyType(
         "grps.http": "tritonclient[http] instead of JSON over HTTP",
         "grps.grpc": "tritonclient[grpc] instead of stubs of grps.proto",
         "grps.brpc": "tritonclient[grpc] instead of brpc",
+        "tfs.http": "tritonclient[http] instead of JSON for /v1/models",
+        "tfs.grpc": "tritonclient[grpc] instead of tensorflow-serving-api",
+        "torchserve.http": "tritonclient[http] instead of requests for /predictions",
+        "torchserve.grpc": "tritonclient[grpc] instead of stubs of TorchServe",
+        "seldon.http": "tritonclient[http] instead of SeldonClient",
+        "seldon.grpc": "tritonclient[grpc] instead of SeldonClient",
+        "mlflow.http": "tritonclient[http] instead of requests for /invocations",
     }
 )
 
@@ -56,6 +63,27 @@ _CHANGES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
             "DT_FLOAT32 is FP32, and so on; DT_STRING is BYTES",
             "inputs have names; ndarray and str_data are inputs without a name",
             "an error is an HTTP or gRPC status; grps has it in status.code",
+        ),
+        "tfs": (
+            "inputs have datatypes and shapes with the batch axis; rows of JSON have neither",
+            "no signature is named: inputs and outputs are those of the model",
+            "versions have numbers; labels have no equivalent",
+            "DT_FLOAT is FP32, and so on; DT_STRING and b64 are BYTES",
+        ),
+        "torchserve": (
+            "inputs are tensors; a handler of TorchServe reads files and JSON of its own",
+            "shapes include the batch axis; a request of TorchServe is one item",
+            "an error is a JSON object with one text, or a gRPC status",
+        ),
+        "seldon": (
+            "the model is in the path or the request; a URL of Seldon is one deployment",
+            "inputs have names, datatypes and shapes; ndarray is an input without a name",
+            "strData and binData are BYTES; meta and feedback have no equivalent",
+        ),
+        "mlflow": (
+            "the model is in the path or the request; a URL of MLflow is one model",
+            "inputs have datatypes and shapes; columns of a table are inputs of their own",
+            "null is NaN; params are parameters",
         ),
         "oip": ("the protocol stays; only the address changes",),
     }

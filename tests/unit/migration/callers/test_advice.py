@@ -37,6 +37,13 @@ def row(protocol: str, model: str = "fraud", inputs: str = "features FP32[30]") 
         ("trtis.grpc", "tritonclient[grpc] instead of tensorrtserver", "correlation_id is sequenc"),
         ("graphpipe.stream", "tritonclient[grpc] instead of GraphPipe", "inputs have names"),
         ("grps.brpc", "tritonclient[grpc] instead of brpc", "name and version are separate"),
+        ("tfs.http", "tritonclient[http] instead of JSON for /v1/models", "inputs have datatypes"),
+        ("tfs.grpc", "tritonclient[grpc] instead of tensorflow-serving-api", "no signature"),
+        ("torchserve.http", "tritonclient[http] instead of requests", "inputs are tensors"),
+        ("torchserve.grpc", "tritonclient[grpc] instead of stubs", "a request of TorchServe"),
+        ("seldon.http", "tritonclient[http] instead of SeldonClient", "a URL of Seldon is one"),
+        ("seldon.grpc", "tritonclient[grpc] instead of SeldonClient", "strData and binData"),
+        ("mlflow.http", "tritonclient[http] instead of requests", "columns of a table"),
         ("oip.http", "", "the protocol stays"),
     ],
 )
