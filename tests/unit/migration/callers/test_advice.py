@@ -40,10 +40,10 @@ def row(protocol: str, model: str = "fraud", inputs: str = "features FP32[30]") 
         ("tfs.http", "tritonclient[http] instead of JSON for /v1/models", "inputs have datatypes"),
         ("tfs.grpc", "tritonclient[grpc] instead of tensorflow-serving-api", "no signature"),
         ("torchserve.http", "tritonclient[http] instead of requests", "inputs are tensors"),
-        ("torchserve.grpc", "tritonclient[grpc] instead of stubs", "a request of TorchServe"),
-        ("seldon.http", "tritonclient[http] instead of SeldonClient", "a URL of Seldon is one"),
+        ("torchserve.grpc", "tritonclient[grpc] instead of stubs", "shapes include the batch"),
+        ("seldon.http", "tritonclient[http] instead of SeldonClient", "the model is in the path"),
         ("seldon.grpc", "tritonclient[grpc] instead of SeldonClient", "strData and binData"),
-        ("mlflow.http", "tritonclient[http] instead of requests", "columns of a table"),
+        ("mlflow.http", "tritonclient[http] instead of requests", "inputs have datatypes"),
         ("oip.http", "", "the protocol stays"),
     ],
 )
