@@ -44,6 +44,11 @@ def failure_of(item: InferResponse, /) -> GatewayError | None:
     return None if is_unread_reply(item) else item.error
 
 
+def message_of(origin: Origin, /) -> Any:
+    """Return a message as it came: of an event of a stream, the whole event."""
+    return getattr(origin.wire, "whole", origin.wire)
+
+
 def path_of(wire: Any, /) -> str:
     """Return the path of a request, or its method over gRPC; "" on a byte stream."""
     found: str = getattr(wire, "path", "") or getattr(wire, "method", "")

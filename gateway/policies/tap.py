@@ -24,7 +24,7 @@ from gateway.ir.calls import (
 from gateway.ir.context import Origin
 from gateway.ir.errors import ErrorCode
 from gateway.ir.streams import on_stream_end
-from gateway.ir.unread import is_unread_reply
+from gateway.ir.unread import is_unread_reply, message_of
 from gateway.service import ReplyCoroutine, Service
 from gateway.telemetry.call_path import CALL_PATH
 from gateway.telemetry.faults import FAULTS
@@ -102,6 +102,9 @@ class SampleCalls:
     def _end_stream(self, exchange: SampledCall, _error: BaseException | Any) -> None:
         if not exchange.is_complete and exchange.error is None:
             exchange.error = _CANCELLED
+        items = [item for _, item in exchange.items]
+        if any(map(is_unread_reply, items)):
+            exchange.responses += [message_of(item.origin) for item in items if item.origin]
         self._end(exchange)
 
     def _end(self, exchange: SampledCall) -> None:

@@ -145,7 +145,7 @@ def _entries(
 
 def _written_by(names: frozenset[str]) -> frozenset[str]:
     """Return the paths whose responses servers of these protocols write for all clients."""
-    bindings = [protocol(name).http for name in names]
+    bindings = [protocol(name).http for name in protocol_names() if name in names]
     claims = [each for one in bindings if one is not None for each in one.all_claims({})]
     return frozenset(each.path for each in claims if each.passes is Passing.WRITES)
 

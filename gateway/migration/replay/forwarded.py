@@ -27,6 +27,7 @@ from gateway.ir.doubles import MOST_EXACT
 from gateway.ir.errors import GatewayError, MalformedMessage, Unsupported
 from gateway.ir.limits import MessageLimits
 from gateway.ir.tensor import Tensor, array_tensor, items_tensor
+from gateway.ir.unread import message_of
 from gateway.migration.captures.records import INVALID_VALUES, OLD, RecordedCall, tensor_row
 from gateway.migration.replay.wire_messages import body_of
 from gateway.migration.replay.wire_replay import recorded_request
@@ -87,8 +88,7 @@ def outputs_of_whole(call: Call[Any], reply: InferResponse | Origin) -> tuple[Te
     origin = reply if isinstance(reply, Origin) else reply.origin
     if sent is None or origin is None or not origin.whole:
         raise Unsupported("the server did not get the message as it came")
-    came = getattr(origin.wire, "whole", origin.wire)  # of an event of a stream
-    return _outputs(sent.codec, getattr(sent.wire, "method", ""), body_of(came))
+    return _outputs(sent.codec, getattr(sent.wire, "method", ""), body_of(message_of(origin)))
 
 
 def forwarded_outputs(record: RecordedCall) -> tuple[tuple[Tensor, ...], ...] | None:

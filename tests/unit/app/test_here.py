@@ -223,6 +223,7 @@ REFUSALS = {
     "gateway/app/access/external_access.py": "case security.external.python",
     "gateway/app/run/gateway.py": "any reason of a part that is built: the cases",
     "gateway/quotas/parts.py": "a file of the state that cannot be read: the folder is a case",
+    "gateway/quotas/counts.py": "another gateway that counts in the directory",
     "gateway/app/run/reload.py": "a reload that takes too long",
     "gateway/api/start_error.py": "a part of a package that fails",
     "gateway/app/build/parts.py": "a part of a package that misspells a member",

@@ -146,7 +146,7 @@ async def test_a_package_leads_with_routes_alone(monkeypatch: pytest.MonkeyPatch
     leading = LeadingParts.of(OwnProcess(load_text(CONFIG)))
     assert ["/toys"] == [each.path for each in leading.routes]
     assert [] == list(leading.collect())
-    assert dict.fromkeys(("toys", "residency"), PartSetup()) == leading.setups(1)
+    assert {"toys": PartSetup(), "residency": PartSetup({"pins": []})} == leading.setups(1)
     assert "metrics" == leading.on_process_ended("metrics")
     await leading.start()
     leading.lead()
