@@ -14,11 +14,17 @@ import numpy.typing as npt
 import pytest
 
 from gateway.api.protocol import QuotaNote
-from gateway.ir.calls import InferRequest, InferResponse, ModelReadyRequest, RepositoryIndexRequest
+from gateway.ir.calls import (
+    InferRequest,
+    InferResponse,
+    ModelReadyRequest,
+    RepositoryIndexRequest,
+    StreamInferRequest,
+)
 from gateway.ir.context import ModelRef
 from gateway.ir.data import RawData
 from gateway.ir.datatypes import Datatype
-from gateway.ir.errors import GatewayError, InvalidMember, InvalidOutput, Unsupported
+from gateway.ir.errors import GatewayError, InvalidMember, InvalidOutput, ModelNotFound, Unsupported
 from gateway.ir.metadata import ModelState, RepositoryEntry
 from gateway.ir.tensor import Tensor, array_tensor, as_items, as_numpy
 from gateway.ir.text_tasks import Generate
@@ -402,6 +408,16 @@ def test_a_number_without_a_fraction_is_a_whole_number() -> None:
     assert isinstance(call.texts, Generate)
     assert '{"max_tokens": 16, "seed": 3, "top_p": 1.0}' == json.dumps(dict(call.texts.members))
     assert embeddings(dimensions=8).texts == embeddings(dimensions=8.0).texts
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_chat_is_refused_where_no_server_has_its_model(stream: bool) -> None:
+    """Clients learn that chats are not served, and not that a model is unknown."""
+    call = codec().decode_call(post({"model": "m", "stream": stream}, "/v1/chat/completions"))
+    assert stream is isinstance(call, StreamInferRequest)
+    written = codec().encode_error(call, ModelNotFound("no model 'm'", model=ModelRef("m")))
+    assert 404 == written.status
+    assert "unsupported_endpoint" == json.loads(bytes(written.view))["error"]["code"]
 
 
 # --- records and quotas ---
