@@ -109,15 +109,16 @@ def _handle_unnamed(
 def _handle_unkeyed(
     frontend: HttpFrontend, fallback: HttpFrontend, wire: HttpRequest, /
 ) -> Awaitable[HttpResponse | AsyncGenerator[HttpResponse, None]]:
-    if wire.method in _READING and wire.headers.get("authorization") is None:
-        return fallback.handle(wire)
-    return _handle_unnamed(frontend, fallback, wire)
+    handle = _handle_read if wire.headers.get("authorization") is None else _handle_unnamed
+    return handle(frontend, fallback, wire)
 
 
 def _handle_read(
     frontend: HttpFrontend, fallback: HttpFrontend, wire: HttpRequest, /
 ) -> Awaitable[HttpResponse | AsyncGenerator[HttpResponse, None]]:
-    return fallback.handle(wire) if wire.method in _READING else frontend.handle(wire)
+    if wire.method in _READING:
+        return fallback.handle(wire)
+    return _handle_unnamed(frontend, fallback, wire)
 
 
 async def _handle_absent(

@@ -10,7 +10,7 @@ from gateway.ir.errors import GatewayError
 from gateway.transports.contract import HttpFrontend, HttpMount
 from gateway.transports.http.faults import HttpError
 from gateway.transports.http.path_router import PathRouter
-from gateway.wire.http import HttpRequest, HttpResponse
+from gateway.wire.http import Headers, HttpRequest, HttpResponse
 from gateway.wire.path_claims import Passing
 
 
@@ -132,6 +132,35 @@ async def test_requests_that_the_fallback_claims_go_to_it() -> None:
         assert isinstance(response, HttpResponse)
         statuses.append(response.status)
     assert [202, 201] == statuses
+
+
+@pytest.mark.parametrize(
+    ("passes", "fallback", "expected"),
+    [
+        (Passing.UNKEYED, Other(), [202, 201, 201, 201]),
+        (Passing.READ, Other(), [202, 202, 201, 201]),
+        (Passing.UNKEYED, Claiming(), [202, 202, 202, 202]),
+        (Passing.READ, Claiming(), [202, 202, 202, 202]),
+    ],
+)
+async def test_reads_of_a_path_pass_without_a_key_or_always(
+    passes: Passing, fallback: Other, expected: list[int]
+) -> None:
+    """Those below it and writes pass only where the fallback claims them."""
+    table = PathRouter([HttpMount(("/theirs",), SINGLE, passes={"/theirs": passes})], fallback)
+    key = Headers((("authorization", "Bearer sk-key"),))
+    statuses = []
+    for method, path, headers in [
+        ("GET", "/theirs", Headers()),
+        ("GET", "/theirs", key),
+        ("GET", "/theirs/more", Headers()),
+        ("POST", "/theirs", key),
+    ]:
+        _, ask = table.find(path)
+        response = await ask(HttpRequest(method, path, "", headers))
+        assert isinstance(response, HttpResponse)
+        statuses.append(response.status)
+    assert expected == statuses
 
 
 OFFERED = {"/ping": Passing.FOUND}
