@@ -400,12 +400,20 @@ def outputs_of(reply: InferResponse) -> tuple[Tensor, ...]:
     )
 
 
-def tensor_row(tensor: Tensor, side: str, item: int, place: int) -> TensorRow:
-    """Return an output with its elements, which are copied.
+def item_rows(items: Iterable[Iterable[Tensor]], side: str) -> list[TensorRow]:
+    """Return the rows of the outputs of replies, with their elements, which are copied.
 
     Raises:
         InvalidTensor: The elements cannot be written in wire form.
     """
+    return [
+        _tensor_row(each, side, number, place)
+        for number, outputs in enumerate(items)
+        for place, each in enumerate(outputs)
+    ]
+
+
+def _tensor_row(tensor: Tensor, side: str, item: int, place: int) -> TensorRow:
     datatype, shape = _type_texts(tensor.datatype, tensor.shape)
     return TensorRow(
         side=side,

@@ -21,7 +21,7 @@ from gateway.migration.captures.records import (
     OLD,
     RecordedCall,
     TensorRow,
-    tensor_row,
+    item_rows,
     tensors_of,
 )
 from gateway.migration.compare.numbers import values_of
@@ -118,8 +118,7 @@ def kept_sample(  # all that is known of one call
     """
     other_side = NEW if side == OLD else OLD
     rows = [replace(each, side=side) if each.side == OLD else each for each in record.tensors]
-    for number, item in enumerate(other.items):
-        rows += [tensor_row(each, other_side, number, place) for place, each in enumerate(item)]
+    rows += item_rows(other.items, other_side)
     codes = record.call.code, OK if other.error is None else other.error.value
     if side == NEW:
         codes, seconds = (codes[1], codes[0]), (seconds[1], seconds[0])

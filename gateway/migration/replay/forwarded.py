@@ -28,7 +28,7 @@ from gateway.ir.errors import GatewayError, MalformedMessage, Unsupported
 from gateway.ir.limits import MessageLimits
 from gateway.ir.tensor import Tensor, array_tensor, items_tensor
 from gateway.ir.unread import message_of
-from gateway.migration.captures.records import INVALID_VALUES, OLD, RecordedCall, tensor_row
+from gateway.migration.captures.records import INVALID_VALUES, OLD, RecordedCall, item_rows
 from gateway.migration.replay.wire_messages import body_of
 from gateway.migration.replay.wire_replay import recorded_request
 from gateway.registry import protocol
@@ -111,12 +111,7 @@ def forwarded_outputs(record: RecordedCall) -> tuple[tuple[Tensor, ...], ...] | 
 
 def with_outputs(record: RecordedCall, items: Sequence[Sequence[Tensor]]) -> RecordedCall:
     """Return *record* with the outputs of its replies in the place of its messages."""
-    rows = [
-        tensor_row(each, OLD, number, place)
-        for number, outputs in enumerate(items)
-        for place, each in enumerate(outputs)
-    ]
-    return RecordedCall(record.call, rows, record.items)
+    return RecordedCall(record.call, item_rows(items, OLD), record.items)
 
 
 def _outputs(name: str, method: str, body: bytes) -> tuple[Tensor, ...]:

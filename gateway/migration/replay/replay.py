@@ -17,7 +17,7 @@ from msgspec.structs import replace  # noqa: TID251  # rows have no wire origin
 
 from gateway.api.protocol import Codec
 from gateway.concurrency.timeouts import Timeout
-from gateway.ir.calls import Call, InferRequest, StreamInferRequest
+from gateway.ir.calls import Call, InferRequest, StreamInferRequest, with_model
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import ErrorCode, GatewayError, Unsupported
 from gateway.ir.streams import close_stream
@@ -30,8 +30,8 @@ from gateway.migration.captures.records import (
     OLD,
     ItemRow,
     RecordedCall,
+    item_rows,
     outputs_of,
-    tensor_row,
 )
 from gateway.migration.compare.replies import Comparison, Result, compare_results
 from gateway.migration.compare.rules import OutputRules
@@ -312,7 +312,7 @@ class Replay:
             assert self._codec is not None  # noqa: S101  # `can_forward`
             whole = forwarded_call(record, self._codec)
             model = self._options.models.get(record.call.model)
-            return whole if model is None else whole.changed(model=model)
+            return whole if model is None else with_model(whole, model)
         if self._wire is not None:
             call = recorded_message(record, self._wire)
             if not isinstance(call, InferRequest | StreamInferRequest):
@@ -456,8 +456,7 @@ def replayed_call(record: RecordedCall, outcome: ReplayOutcome, target: str) -> 
     )
     items = [ItemRow(number, round(at * 1e6), OK) for number, at in enumerate(outcome.times_s)]
     tensors = [each for each in record.tensors if each.side != OLD]
-    for number, outputs in enumerate(outcome.result.items):
-        tensors += [tensor_row(each, OLD, number, place) for place, each in enumerate(outputs)]
+    tensors += item_rows(outcome.result.items, OLD)
     return RecordedCall(call, tensors, items)
 
 
