@@ -123,10 +123,11 @@ class Rename:
         if isinstance(call, InferRequest):
             return cast("R", self._response(model, await self._inner(self._request(call, target))))
         if isinstance(call, StreamInferRequest):
-            renamed = with_model(call, target)
             if self._inputs or self._outputs or self._shapes:
                 request = self._request(rewritten(call).request, target)
                 renamed = call.changed(model=target, request=request)
+            else:
+                renamed = with_model(call, target)
             items = await self._inner(renamed)
             return cast("R", MappedStream(items, lambda item: self._item(model, item)))
         if target != model:

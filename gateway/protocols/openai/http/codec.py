@@ -152,8 +152,10 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
         if passed is not None:
             return passed
         form = form_of(call, error)
-        if call is not None and form is not None and form.kind is PathKind.CHAT:
-            error = self._chat_error(call, error)
+        origin = None if call is None else call.context.origin
+        is_chat = form is not None and form.kind is PathKind.CHAT
+        if is_chat and isinstance(error, NotFound) and origin is not None:
+            error = origin.refusal or error  # no server has its model
         names_message = form is not None and form.kind.is_rerank
         return error_response(error, self._limits, names_message=names_message)
 
@@ -231,11 +233,6 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
             return RepositoryIndexRequest(ready_only=True, context=context)
         name = decoded_name("model name", route.model, self._limits)
         return ModelReadyRequest(model=ModelRef(name), context=context)
-
-    def _chat_error(self, call: Call[Any], error: GatewayError) -> GatewayError:
-        """Return *error*, or the refusal of a chat where no server has its model."""
-        refusal = None if call.context.origin is None else call.context.origin.refusal
-        return refusal if isinstance(error, NotFound) and refusal is not None else error
 
     def _decode_chat(self, wire: HttpRequest) -> Call[Any]:
         refused = UnknownPath(_CHAT, reason="unsupported_endpoint")

@@ -51,6 +51,7 @@ from gateway.ir.text_tasks import (
     TextServer,
     TextTask,
 )
+from gateway.ir.unread import message_of
 from gateway.ir.work import OBJECT_BYTE, charge
 from gateway.protocols.openai.errors import JSON, OK
 from gateway.protocols.openai.http.form import NAME, TASKS, form_of
@@ -208,27 +209,18 @@ class TextClient:
 
     def pass_on(self, call: Call[Any], reply: Origin) -> HttpResponse:
         """Return a server's response or event, with the model that the client named."""
-        wire = reply.wire
-        if isinstance(wire, Event):
-            return self._passed_event(call, wire)
-        response = passed_response(reply)
+        response, view = passed_response(Origin(NAME, message_of(reply))), reply.wire.view
         name = "" if call.model is None else call.model.name
-        head = bytes(response.view[:_SHOWN]) + bytes(response.view[-_SHOWN:])
+        head = bytes(view[:_SHOWN]) + bytes(view[-_SHOWN:])
         if b'"model"' not in head or orjson.dumps(name) in head:
             return response
-        document = load_json(response.view, "the response")
+        document = load_json(view, "the response")
         if document.get("model", name) == name:
             return response
-        body = (orjson.dumps({**document, "model": name}),)
-        return HttpResponse(response.status, response.headers, body)
-
-    def _passed_event(self, call: Call[Any], event: Event) -> HttpResponse:
-        passed = passed_response(Origin(NAME, event.whole))
-        data = bytes(event.view)
-        shown = self.pass_on(call, Origin(NAME, HttpResponse(OK, _HEADERS, (data,))))
-        if bytes(shown.view) == data:
-            return passed
-        return HttpResponse(OK, passed.headers, (b"data: ", *shown.body, b"\n\n"))
+        body = orjson.dumps({**document, "model": name})
+        is_event = isinstance(reply.wire, Event)
+        parts = (b"data: ", body, b"\n\n") if is_event else (body,)
+        return HttpResponse(response.status, response.headers, parts)
 
     def _is_there(self, call: Call[bool], wire: HttpResponse) -> bool:
         if self._options.probe == NONE:

@@ -272,12 +272,6 @@ class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], DeclaringCodec):
         )
         return _call_of(wire, request)
 
-    def _written(self, form: PredictionForm, reply: InferResponse) -> GrpcResponse:
-        declared = NO_FORM if form.called is None else form.called.form
-        body = write_reply(reply, declared, self._style)
-        message = messages.RESPONSE.write(prediction=body, sequence_id=form.sequence)
-        return GrpcResponse(message)
-
     def _failure(self, form: PredictionForm, error: errors.GatewayError) -> GrpcResponse:
         text = clip(strip_traceback(error.message), self._limits.error_text_bytes)
         status = messages.STATUS.write(
@@ -288,7 +282,11 @@ class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], DeclaringCodec):
     def _write_prediction(
         self, call: InferRequest | StreamInferRequest, reply: InferResponse
     ) -> GrpcResponse:
-        return self._written(_form_of(call), reply)
+        form = _form_of(call)
+        declared = NO_FORM if form.called is None else form.called.form
+        body = write_reply(reply, declared, self._style)
+        message = messages.RESPONSE.write(prediction=body, sequence_id=form.sequence)
+        return GrpcResponse(message)
 
     def _predict(self, call: InferRequest) -> GrpcRequest:
         return unary_request(call, PREDICTIONS, self._message(call))
