@@ -26,8 +26,13 @@ VARIES = re.compile(
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
-def code(language: str) -> list[str]:
-    return [text for found, text in CODE.findall(STEPS) if found == language]
+def code(language: str, section: str = STEPS) -> list[str]:
+    return [text for found, text in CODE.findall(section) if found == language]
+
+
+def with_free_ports(text: str) -> str:
+    """Return a configuration whose gateway listens on free ports."""
+    return re.sub(r"127\.0\.0\.1:(8000|8001|9901)", "127.0.0.1:0", text)
 
 
 def steps() -> Iterator[tuple[str, str]]:
@@ -84,8 +89,7 @@ def test_commands_of_the_guide_print_its_output(tmp_path: Path) -> None:
         text = code("yaml")[0]
         for old, new in moved.items():
             text = text.replace(old, new)
-        free = re.sub(r"127\.0\.0\.1:(8000|8001|9901)", "127.0.0.1:0", text)
-        (tmp_path / "gateway.yaml").write_text(free)
+        (tmp_path / "gateway.yaml").write_text(with_free_ports(text))
         with serving(str(tmp_path / "gateway.yaml"), patience_s=45) as front:
             moved["127.0.0.1:8000"] = front.addresses["main.http"]
             moved["admin"] = front.addresses["admin"]
@@ -118,14 +122,11 @@ def test_each_old_server_is_recorded_replayed_and_left(
     request = json.loads(body.replace("ROW", row))
     with serving("--demo", *flags, patience_s=45) as demo:
         new = f"oip+grpc://{demo.addresses['main.grpc']}"
-        text = next(
-            found for found in re.findall(r"^```yaml\n(.*?)^```$", OTHERS, re.MULTILINE | re.DOTALL)
-        )
+        (text,) = code("yaml", OTHERS)
         text = text.replace('url: "tfs+http://127.0.0.1:18000"', old)
         text = text.replace("127.0.0.1:18000", demo.addresses["main.http"])
         text = text.replace("127.0.0.1:28001", demo.addresses["main.grpc"])
-        text = re.sub(r"127\.0\.0\.1:(8000|8001|9901)", "127.0.0.1:0", text)
-        (tmp_path / "gateway.yaml").write_text(text)
+        (tmp_path / "gateway.yaml").write_text(with_free_ports(text))
         with serving("gateway.yaml", patience_s=45, folder=tmp_path) as front:
             url = f"http://{front.addresses['main.http']}{path}"
             status, answer = get(url, request)
