@@ -132,15 +132,15 @@ class Upstream(Generic[Q, A]):
                 return await self._with_queue_timeout(call, as_stream=as_stream)  # type: ignore[return-value]  # as below
             if self._decoupled and as_stream and call.model in self._decoupled:
                 return await self._only_reply(call)  # type: ignore[return-value]  # as below
+        elif type(call) is StreamInferRequest:
+            # A stream's R is AsyncIterator[InferResponse]: the type system cannot follow that.
+            return await self._stream(await with_buffered_body(call))  # type: ignore[return-value, arg-type]
         wire, is_decoupled = None, False
         context = call.context
         origin = context.origin
         if (origin is None or not origin.has_bytes) and streaming_body_of(call) is not None:
             wire = self._encode_cut_through(call)
             call = call if wire is not None else await with_buffered_body(call)
-        if type(call) is StreamInferRequest:
-            # A stream's R is AsyncIterator[InferResponse]: the type system cannot follow that.
-            return await self._stream(call)  # type: ignore[return-value]
         if wire is None:
             BOUND.allowance = ON_LOOP  # `inline` does the same, but its call frame costs 0.7 us
             try:

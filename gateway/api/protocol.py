@@ -116,13 +116,15 @@ class Limitations:
     shared_memory: bool = False
     versions: bool = False
 
-    def check(self, request: InferRequest, /) -> None:
-        """Refuse an inference that the protocol cannot carry.
+    def check(self, call: Call[Any], /) -> None:
+        """Refuse an inference that the protocol cannot carry, streamed or not.
 
         Raises:
             Unsupported: It has something that changes the reply, and no message carries it.
         """
-        model = request.model
+        request, model = inference_of(call), call.model
+        if request is None:
+            return
         if self.sequences and request.sequence is not None:
             raise Unsupported(f"{self.title} has no sequences", model=model)
         if self.versions and model is not None and model.version:
@@ -261,9 +263,10 @@ class Codec(abc.ABC, Generic[Q, A]):
         """
         found: Any = reply
         if type(found) is InferResponse:
-            origin, own = found.origin, call.context.origin
-            if origin and origin.whole and own is not None and own.whole == origin.whole:
-                return self.pass_on(call, origin)
+            if found.origin and found.origin.whole:
+                own = call.context.origin
+                if own is not None and own.whole == found.origin.whole:
+                    return self.pass_on(call, found.origin)
             if found.error is not None:
                 raise found.error.copy()  # its traceback will hold the reply
         elif type(found) is Origin and found.whole and found.codec == self.name:
@@ -305,9 +308,8 @@ class Codec(abc.ABC, Generic[Q, A]):
 
     def encode_call(self, call: Call[Any], /) -> Q:
         """Write a request to an upstream. Raises `Unsupported` for what the protocol lacks."""
-        kind = type(call)
         origin = call.message if type(call) is OpaqueCall else call.context.origin
-        if origin is not None and kind in _SENT_ON:
+        if origin and (origin.whole or origin.refusal) and type(call) in _SENT_ON:
             if origin.whole and origin.whole == self.whole:
                 return self.send_on(call, origin)
             if origin.refusal is not None:
@@ -315,16 +317,15 @@ class Codec(abc.ABC, Generic[Q, A]):
         write = self.calls.get(type(call), _NOT_HANDLED).encode_call
         if write is None:
             raise unsupported(call, self.name)
-        limitations = self.limitations
-        request = None if limitations is _NO_LIMITATIONS else inference_of(call)
-        if request is not None:
-            limitations.check(request)
-        elif type(call) is OpaqueCall and call.message.codec != self.name:
-            raise Unsupported(
-                f"a request that only {call.message.codec} understands cannot be sent over "
-                f"{self.name}",
-                model=call.model,
-            )
+        if type(call) is OpaqueCall:
+            if call.message.codec != self.name:
+                raise Unsupported(
+                    f"a request that only {call.message.codec} understands cannot be sent over "
+                    f"{self.name}",
+                    model=call.model,
+                )
+        elif self.limitations is not _NO_LIMITATIONS:
+            self.limitations.check(call)
         try:
             written: Q = write(call)
         except InvalidOutput as error:  # the tensor is an input here
@@ -348,11 +349,16 @@ class Codec(abc.ABC, Generic[Q, A]):
             known = found.by_status(wire)
             if known is not None:
                 return cast("R", known)  # its type is the reply's
-        self._check_response(call, wire)
+        failure = self.error_in(call, wire)
+        if failure is not None:
+            try:
+                raise failure
+            finally:
+                del failure  # its traceback holds this frame
         if type(call) is OpaqueCall and call.message.whole:
             return cast("R", Origin(self.name, wire, whole=call.message.whole))
-        origin = call.context.origin if type(call) in _SENT_ON else None
-        if origin is not None and origin.whole and origin.whole == self.whole:
+        origin = call.context.origin
+        if origin and origin.whole and origin.whole == self.whole and type(call) in _SENT_ON:
             return cast("R", self._whole_reply(found, call, wire))
         read = found.decode_reply
         if read is None:
@@ -388,15 +394,6 @@ class Codec(abc.ABC, Generic[Q, A]):
         model = call.model or ModelRef("")
         is_final = type(call) is InferRequest
         return InferResponse(model=model, outputs=(), error=unread, origin=own, is_final=is_final)
-
-    def _check_response(self, call: Call[Any], wire: A, /) -> None:
-        """Raise the error in an upstream's response, if it has one."""
-        failure = self.error_in(call, wire)
-        if failure is not None:
-            try:
-                raise failure
-            finally:
-                del failure  # its traceback holds this frame
 
     def error_in(self, _call: Call[Any], _wire: A, /) -> GatewayError | None:
         """Return the error in an upstream's response, with it as origin; None for a success."""

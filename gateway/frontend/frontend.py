@@ -209,8 +209,7 @@ class Frontend(ServerFrontend[Q, A]):
             call = await self._as_stream(call, self._streams_decoupled)
         if type(call) is StreamInferRequest:
             return self._stream(call, wire)
-        chosen = None if self._choose is None else self._choose(call)
-        if chosen is not None:
+        if self._choose is not None and (chosen := self._choose(call)) is not None:
             response = await chosen
             if self._bytes is not None:
                 self._bytes.count(wire, response)

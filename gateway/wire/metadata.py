@@ -49,7 +49,7 @@ _KEY: Final = re.compile(r"(?!grpc-)[0-9a-z_.-]+(?<!-bin)")
 _BINARY_KEY: Final = re.compile(r"(?!grpc-)[0-9a-z_.-]+-bin")
 
 
-def http_context(  # the last ones are of few codecs
+def http_context(  # noqa: PLR0913  # the last ones are of few codecs
     wire: HttpRequest,
     codec: str,
     needs: frozenset[Need],
@@ -57,6 +57,8 @@ def http_context(  # the last ones are of few codecs
     whole: str = "",
     refusal: GatewayError | None = None,
     recorded: HttpRequest | None = None,
+    *,
+    has_bytes: bool = True,
 ) -> Context:
     """Return the context of a client's HTTP request.
 
@@ -68,10 +70,12 @@ def http_context(  # the last ones are of few codecs
         whole: The form of a request that may pass as it came.
         refusal: The error of one that only its own server reads.
         recorded: What recordings keep of the request; None for all of it.
+        has_bytes: Whether each input certainly has its bytes: False where a codec takes inputs in
+            shared memory, or before their bytes have arrived.
     """
     # Transports cache the heads of repeated messages, and with them these values.
     metadata, request_id = wire.headers.parsed_with(sender_metadata)
-    origin = Origin(codec, wire, form, False, whole, refusal, recorded)
+    origin = Origin(codec, wire, form, has_bytes, whole, refusal, recorded)
     return Context(codec, metadata, request_id, wire.deadline, None, needs, origin, wire.client)
 
 
@@ -100,7 +104,7 @@ def grpc_context(  # noqa: PLR0913, PLR0917  # the last ones are of few codecs
     needs: frozenset[Need],
     form: object = None,
     request_id: str = "",
-    has_bytes: bool = False,
+    has_bytes: bool = True,
     whole: str = "",
     refusal: GatewayError | None = None,
 ) -> Context:
@@ -112,7 +116,8 @@ def grpc_context(  # noqa: PLR0913, PLR0917  # the last ones are of few codecs
         needs: What the reply must have.
         form: Kept for the response.
         request_id: For a message without a valid request id.
-        has_bytes: Whether the origin has the bytes of the message.
+        has_bytes: Whether each input certainly has its bytes; False for inputs in shared memory,
+            or read before their bytes have arrived.
         whole: The form of a message that may pass as it came.
         refusal: The error of one that only its own server reads.
     """

@@ -182,9 +182,7 @@ class Complete:
     async def handle_inference(self, call: InferRequest, /) -> InferResponse:  # noqa: C901  # one frame
         """Handle an inference as `__call__` does."""
         origin = call.context.origin
-        if origin is not None and (
-            (origin.whole and self._whole in (None, origin.whole)) or origin.refusal is not None
-        ):
+        if origin and (origin.refusal or (origin.whole and self._whole in (None, origin.whole))):
             found = await self._sent_on(call)
             if type(found) is InferResponse:
                 return found

@@ -130,8 +130,8 @@ class CallLimits:
             Overloaded: The queue is full, or the wait was too long.
             DeadlineExceeded: The deadline expired, possibly before the call was sent.
         """
-        is_stream = type(call) is StreamInferRequest
-        is_limited = is_stream or type(call) is InferRequest
+        kind = type(call)
+        is_limited = kind is InferRequest or kind is StreamInferRequest
         places, retries = self._places if is_limited else self._without, self._retries
         inner = self._inner
         if places.used < places.limit:
@@ -166,7 +166,7 @@ class CallLimits:
             raise
         if timeout is not None:
             timeout.finish(None)
-        if is_stream:
+        if kind is StreamInferRequest:
             cut = self._timeout.cut(requested, deadline)
             times = StreamTimeouts(requested, deadline, self._stream_idle_s, self._clock, cut)
             return self._limit_stream(call, reply, places, times, is_first=is_first)

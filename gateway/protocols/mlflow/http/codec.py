@@ -257,7 +257,7 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], StreamsDecoupled, Declar
             wire.deadline,
             None,
             _REPLY_NEEDS,
-            Origin(NAME, wire, fields.form, False, self.whole),
+            Origin(NAME, wire, fields.form, True, self.whole),
             wire.client,
         )
         return InferRequest(model=model, context=context, inputs=inputs, parameters=parameters)

@@ -282,7 +282,8 @@ class GrpcCodec(
 
         An error that does not end the items of the request is an item with that error.
         """
-        self._check_response(call, wire)
+        if wire.status is not _OK:
+            raise cast("errors.GatewayError", self.error_in(call, wire))
         reply: InferResponse
         error_text, reply = read_response(self._read_item, call, wire)
         if not error_text:

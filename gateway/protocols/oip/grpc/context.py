@@ -12,4 +12,4 @@ NEEDS: Final = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
 
 def context_of(wire: GrpcRequest) -> Context:
     """Return the context of a client's message."""
-    return grpc_context(wire, NAME, NEEDS)
+    return grpc_context(wire, NAME, NEEDS, has_bytes=False)

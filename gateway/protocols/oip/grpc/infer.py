@@ -39,7 +39,7 @@ from gateway.protocols.oip.parameters import (
 )
 from gateway.protocols.oip.shared_memory import outputs_in_shared_memory
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, Metadata
-from gateway.wire.http import Buffer
+from gateway.wire.http import Buffer, view_of
 from gateway.wire.metadata import grpc_context, metadata_with_id
 
 INFER: Final = SERVICE + "ModelInfer"
@@ -97,7 +97,7 @@ class Inferences:
             spare_id: Of the call, for a request without an id of the client.
             reserves_keys: Refuse reserved parameters of another type.
         """
-        read = self._reader.request(wire.view)
+        read = self._reader.request(view_of(wire.message))  # as `wire.view`, without its frame
         message, request_id, inputs = read
         if not message.parameters and not message.outputs and wire.method == INFER:
             return plain_call(wire, read, spare_id)

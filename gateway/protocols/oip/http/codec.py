@@ -327,7 +327,9 @@ class HttpCodec(
         if context.metadata:
             headers = extended_headers(headers, context.metadata, request_id)
             request_id = ""
-        path = self._model_path(call, "infer")
+        model = call.model
+        is_plain = model and model.name and not model.version  # `_model_path` has a frame
+        path = model_path(model, "infer") if is_plain else self._model_path(call, "infer")
         return HttpRequest("POST", path, "", headers, body, context.deadline, None, request_id)
 
     def _read_infer(self, call: InferRequest, wire: HttpResponse) -> InferResponse:

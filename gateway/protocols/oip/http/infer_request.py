@@ -444,13 +444,14 @@ def encode_request(
     if dialect.numbers is not None:
         check_inputs(inputs, dialect, dialect.numbers, limits)
     opened = b'{"id":%b,' % orjson.dumps(request_id) if request_id else b"{"
-    text = [opened, _parameters(call, dialect, binary_out and not call.outputs)]
+    parameters = _parameters(call, dialect, binary_out and not call.outputs)
+    closing = _outputs(call, dialect, binary_out) if call.outputs else b"}"
     found = _write_binary(inputs) if dialect.has_binary else None
     if found is not None:
         members, views = found
-        outputs = _outputs(call, dialect, binary_out)
-        whole = b'%b%b"inputs":[%b]%b' % (*text, members, outputs)
+        whole = b'%b%b"inputs":[%b]%b' % (opened, parameters, members, closing)
         return binary_headers(len(whole)), (whole, *views)
+    text: list[bytes] = [opened, parameters]
     binary: list[memoryview] = []
     before = b'"inputs":['
     is_long = False
@@ -463,7 +464,7 @@ def encode_request(
         raise too_long(inputs[-1].name, size, limits, _hint(dialect))
     if not inputs:
         text.append(before)
-    text += (b"]", _outputs(call, dialect, binary_out))
+    text += (b"]", closing)
     parts = gathered(text) if is_long else (b"".join(text),)
     if inputs and type(inputs[-1].data) is StreamedData:
         return binary_headers(size_of(parts)), (*parts, *[view for view in binary if len(view)])
@@ -523,9 +524,7 @@ def _hint(dialect: Dialect) -> str:
 
 
 def _outputs(call: InferRequest, dialect: Dialect, binary: bool) -> bytes:
-    """Return the text after the inputs, with the requested outputs."""
-    if not call.outputs:
-        return b"}"
+    """Return the text after the inputs of a request for outputs."""
     outputs = [_output(output, dialect, binary=binary) for output in call.outputs]
     return b',"outputs":%b}' % dump(outputs)
 

@@ -362,7 +362,7 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
         called = self._models.find(spec.with_signature(signature), _PREDICT, True)
         is_whole = event is None and vertex is None and called.declared is NO_DECLARATION
         form = RestForm(called, is_rows, event, _PREDICTED)
-        origin = Origin(NAME, wire, form, False, self.whole if is_whole else "")
+        origin = Origin(NAME, wire, form, True, self.whole if is_whole else "")
         context = Context(
             NAME,
             fields.metadata,

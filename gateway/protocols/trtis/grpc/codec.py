@@ -164,7 +164,7 @@ class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
             )
         view = wire.view
         check_management_size(wire.method.rpartition("/")[2], len(view))
-        call = read(view, grpc_context(wire, NAME, CALLER_NEEDS), self._limits)
+        call = read(view, grpc_context(wire, NAME, CALLER_NEEDS, has_bytes=False), self._limits)
         try:
             check_allowed(call, self._options)
         except errors.GatewayError as error:
@@ -268,7 +268,7 @@ class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
             model = self._model(message)
             header = self._headers.message(meta_data)
             whole = self.whole if wire.method == _INFER else ""
-            context = grpc_context(wire, NAME, CALLER_NEEDS, model, whole=whole)
+            context = grpc_context(wire, NAME, CALLER_NEEDS, model, has_bytes=False, whole=whole)
             return request_of(model, context, header, tensors_of_entries(header, message.raws))
         except errors.GatewayError as error:
             error.origin = error.origin or Origin(NAME, wire, id_of_message(meta_data))

@@ -220,7 +220,7 @@ class HttpCodec(CutThroughCodec[HttpRequest, HttpResponse]):
         try:
             if text is None:
                 raise HeaderMissing("an inference needs the header NV-InferRequest")
-            context = http_context(wire, NAME, CALLER_NEEDS, form, self.whole)
+            context = http_context(wire, NAME, CALLER_NEEDS, form, self.whole, has_bytes=False)
             parsed = paths.ParsedPath(match, query, wire.view, context, self._limits)
             header = self._headers.text(text, allow_unknown=allow_unknown)
             inputs = tensors_of_body(header, parsed.body)

@@ -18,4 +18,4 @@ OWN: Final = "nv-"
 
 def context_of(wire: HttpRequest, form: Any) -> Context:
     """Return the context of a client's message; *form* is kept for the response."""
-    return http_context(wire, NAME, CALLER_NEEDS, form)
+    return http_context(wire, NAME, CALLER_NEEDS, form, has_bytes=False)
