@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 from prometheus_client.core import Metric as MetricFamily
 
 from gateway.api.admin import AdminRoute
+from gateway.api.layer import Layer, LayerContext
 from gateway.api.tap import CountCall, RouteTap, Tap
 from gateway.ir.calls import Call
 from gateway.ir.errors import ErrorCode
@@ -109,7 +110,43 @@ class ServingProcess(Protocol):
         """Let the leading part decide soon; see `LeadingPart.on_notice`."""
 
 
-class ServingPart(Protocol):
+class ModelPlacement(Protocol):
+    """What decides which models a server holds, for an upstream or the gateway itself."""
+
+    def has(self, name: str, /) -> bool:
+        """Return whether a server has the model."""
+
+    def pin(self, name: str, /) -> None:
+        """Load a model, and keep it."""
+
+    def unpin(self, name: str, /) -> None:
+        """Let a model be unloaded for others again."""
+
+    async def evict(self, name: str, /) -> None:
+        """Unload a model, when its running calls have ended."""
+
+    async def document(self) -> list[dict[str, Any]]:
+        """Return what each endpoint holds."""
+
+
+class ModelLoader(ModelPlacement, Protocol):
+    """Loads the models of the gateway when calls need them."""
+
+    @property
+    def name(self) -> str:
+        """What the gateway is called among the upstreams."""
+
+    def follow(self, models: Mapping[str, Any], /) -> None:
+        """Have these models from now on, and begin to load those that are needed at once."""
+
+    def is_loadable(self, name: str, /) -> bool:
+        """Return whether calls of a model are possible, as far as is known."""
+
+    async def close(self) -> None:
+        """Load nothing more."""
+
+
+class ServingPart:
     """An extension's part of a serving process. Its faults change no call.
 
     A subclass overrides what it needs.
@@ -142,6 +179,13 @@ class ServingPart(Protocol):
     def reply_notes(self, _config: ConfigView, /) -> ReplyNotes | None:
         """Return what adds notes to the responses of all listeners; None for nothing."""
         return None
+
+    def place(self, _placements: Mapping[str, ModelPlacement], /) -> None:
+        """Receive what places models, by upstream; at the start, and when a reload changes it."""
+
+    async def status(self) -> Mapping[str, Any]:
+        """Return its documents in the status, by their keys."""
+        return {}
 
     async def start(self) -> None:
         """Begin, before the gateway listens. Raises StartError."""
@@ -238,12 +282,18 @@ class Extension(Protocol):
         settings: Its keys in the configuration file.
         metrics: Its metrics.
         commands: Its commands of `gateway`, each as "package.module:function".
+        layers: The layers of an extension of the gateway itself, in the order of calls. A package
+            has entry points of the group `gateway.layers`.
+        recorded_calls: What tries a loaded model with recorded calls, as "package.module:function";
+            "" for nothing. See `routing.rolling.settings.Trial`.
     """
 
     name: str
     settings: tuple[Setting[Any], ...] = ()
     metrics: tuple[Metric, ...] = ()
     commands: Mapping[str, str] = MappingProxyType({})
+    layers: tuple[Layer, ...] = ()
+    recorded_calls: str = ""
 
     def check(self, _config: ConfigView, /) -> Iterator[Finding]:
         """Yield what is wrong with its keys, beyond their types."""
@@ -261,6 +311,13 @@ class Extension(Protocol):
             ValueError: A change is invalid.
         """
         return config
+
+    def model_loader(self, _config: ConfigView, /) -> Callable[[LayerContext], ModelLoader] | None:
+        """Return what makes the loader of the gateway's models; None if the start loads them.
+
+        It is called for each configuration, and `LayerContext.kept` has the loader before it.
+        """
+        return None
 
     def serve(self, _process: ServingProcess, /) -> ServingPart | None:
         """Return its part of a serving process; None if the configuration needs none."""
@@ -327,9 +384,11 @@ _MEMBERS: Final = (
     "settings",
     "metrics",
     "commands",
+    "recorded_calls",
     "check",
     "warnings",
     "apply_changes",
+    "model_loader",
     "serve",
     "lead",
 )

@@ -35,11 +35,9 @@ from gateway.policies.batch.layers import BATCH, DROP_HEADERS, NORMALIZE_OUTPUTS
 from gateway.policies.limits import fair_share, hedge, policy, sequences, shed_load
 from gateway.policies.limits.adaptive.layer import ADAPTIVE_LAYER
 from gateway.policies.shared_memory.layer import SHARED_MEMORY_LAYER
-from gateway.quotas.parts import APPLY_QUOTAS
-from gateway.registry import layers
+from gateway.registry import extension_layers, layers
 from gateway.routing.balance import READINESS, STICKY_BY
 from gateway.routing.endpoint_keys import ENDPOINT_KEYS, check_hash_keys
-from gateway.routing.residency.settings import LOCAL_RESIDENCY_LAYER, RESIDENCY_LAYER
 from gateway.routing.rolling.settings import MODEL_CALLS_LAYER, ROLLING_LOAD_LAYER
 from gateway.service import Service, bound_call, bound_inference
 
@@ -54,7 +52,7 @@ LAYERS: Final[Mapping[str, tuple[Row, ...]]] = MappingProxyType(
             listener.AUTHORISE,
             listener.ASK_EXTERNAL,
             listener.ASK_AUTHORISER,
-            APPLY_QUOTAS,
+            *extension_layers("listener"),
             shed_load.LAYER,
             PACKAGES,
             listener.OWN_FORM,
@@ -102,7 +100,7 @@ LAYERS: Final[Mapping[str, tuple[Row, ...]]] = MappingProxyType(
         ),
         "upstream": (
             ROLLING_LOAD_LAYER,
-            RESIDENCY_LAYER,
+            *extension_layers("upstream"),
             ADAPTIVE_LAYER,
             PACKAGES,
             End(
@@ -126,7 +124,7 @@ LAYERS: Final[Mapping[str, tuple[Row, ...]]] = MappingProxyType(
             End("Upstream", "encodes the call, sends it and decodes the response"),
         ),
         "model": (
-            LOCAL_RESIDENCY_LAYER,
+            *extension_layers("model"),
             reject_sequences.LAYER,
             PACKAGES,
             DROP_HEADERS,

@@ -12,7 +12,13 @@ import yaml
 
 from gateway.api.layer import Calls, Layer
 from gateway.app import check, explain_call
-from gateway.app.access.permissions import ExampleCall, ExplainedAccess, explain_access
+from gateway.app.access.permissions import (
+    ExampleCall,
+    ExplainedAccess,
+    explain_access,
+    facts_of,
+    identity_of,
+)
 from gateway.app.build.route_rules import Explanation
 from gateway.app.chains.rows import End
 from gateway.app.check.config_warnings import warnings
@@ -34,10 +40,12 @@ from gateway.cli.output import (
 )
 from gateway.cli.sidecar import load_mapping
 from gateway.config.load import ConfigError, LoadedConfig, is_secret_text, load_file
+from gateway.config.models import Config
 from gateway.config.releases import check_release, later_keys
 from gateway.config.yaml_tree import Problem
 from gateway.policies.access.operations import INFERENCE, OPERATIONS
 from gateway.policies.access.rules import Size
+from gateway.quotas.parts import quotas_of_call
 from gateway.settings.units import parse_size
 
 _TITLES: Final[Mapping[str, str]] = MappingProxyType({"model": "model in process"})
@@ -242,24 +250,29 @@ def explain(  # noqa: PLR0913, PLR0917  # one for each flag
         for name, value in (_split("--claim", text) for text in claim or ()):
             claims.setdefault(name, []).append(value)
         try:
-            access = explain_access(
-                config_of_file,
-                ExampleCall(
-                    client=client,
-                    operation=operation,
-                    model=model,
-                    version=version,
-                    protocol=protocol,
-                    listener=listener,
-                    route=explanation.route or "" if explanation is not None else "",
-                    groups=group or (),
-                    claims=claims,
-                    size=Size(elements, parse_size(size)),
-                ),
+            example = ExampleCall(
+                client=client,
+                operation=operation,
+                model=model,
+                version=version,
+                protocol=protocol,
+                listener=listener,
+                route=explanation.route or "" if explanation is not None else "",
+                groups=group or (),
+                claims=claims,
+                size=Size(elements, parse_size(size)),
             )
+            access = _explain_access(config_of_file, example)
         except (LookupError, ValueError) as error:
             fail(str(error.args[0]), WRONG_USAGE)
     _print_explanation(output, f"{model} over {protocol}", explanation, access)
+
+
+def _explain_access(config: Config, example: ExampleCall) -> ExplainedAccess:
+    """Return whether a client may make a call, and which quotas count it. Raises LookupError."""
+    found = explain_access(config, example)
+    client, facts = identity_of(config, example), facts_of(config, example)
+    return dataclasses.replace(found, quotas=quotas_of_call(config, client, facts, example.route))
 
 
 def _print_explanation(

@@ -10,14 +10,31 @@ from importlib.util import find_spec
 from typing import Final
 
 from gateway.api.extension import Extension, LeadingPart, Processes, ServingPart, ServingProcess
+from gateway.api.layer import Entries, Layer, LayerContext
 from gateway.config.load import LoadedConfig
+from gateway.service import Service
 from gateway.settings.config_view import ConfigView, Finding
+
+
+def _build(inner: Entries, at: LayerContext) -> Service | None:
+    from gateway.quotas.parts import build  # noqa: PLC0415  # in serving processes
+
+    return build(inner, at)
+
+
+APPLY_QUOTAS: Final = Layer(
+    "ApplyQuotas",
+    "charges calls to `quotas`, and refuses those beyond one",
+    "listener",
+    _build,
+)
 
 
 class QuotaExtension(Extension):
     """Lets clients use so much of something in a time."""
 
     name = "quotas"
+    layers = (APPLY_QUOTAS,)
 
     def check(self, config: ConfigView, /) -> Iterator[Finding]:
         """Yield why the store of quotas cannot be asked."""

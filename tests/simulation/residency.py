@@ -12,9 +12,9 @@ from typing import Any
 
 from gateway.ir.calls import LoadParameters
 from gateway.ir.errors import GatewayError, NotFound, UpstreamError
-from gateway.routing.residency.controller import ResidencyController, WaitRules
-from gateway.routing.residency.host_turn import Turn
-from gateway.routing.residency.plan import ModelPhase, PlanRules
+from gateway.residency.controller import ResidencyController, WaitRules
+from gateway.residency.host_turn import Turn
+from gateway.residency.plan import ModelPhase, PlanRules
 from tests.simulation.virtual_time import now
 
 

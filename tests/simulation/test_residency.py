@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from gateway.ir.errors import DeadlineExceeded, LoadFailed, Overloaded
-from gateway.routing.residency.controller import WaitRules
-from gateway.routing.residency.plan import UnloadReason
+from gateway.residency.controller import WaitRules
+from gateway.residency.plan import UnloadReason
 from tests.simulation.residency import Callers, LoadingServer, controller, lru_loads, zipf
 from tests.simulation.virtual_time import now, simulate
 

@@ -19,8 +19,6 @@ from gateway.policies.access.rules import (
     Permissions,
     Size,
 )
-from gateway.quotas.layer import QuotasOfCalls
-from gateway.quotas.parts import quota_rules
 
 
 def rule_names(config: Config) -> list[str]:
@@ -173,7 +171,6 @@ def explain_access(config: Config, example: ExampleCall) -> ExplainedAccess:
     identity = identity_of(config, example)
     facts = facts_of(config, example)
     decision, rehearsed = _decide(config, identity, facts, example)
-    quotas = QuotasOfCalls(quota_rules(config)).matching(identity, facts, example.route)
 
     def explained(found: AccessDecision, *, with_rehearsed: bool) -> ExplainedAccess:
         nearest = None
@@ -187,7 +184,6 @@ def explain_access(config: Config, example: ExampleCall) -> ExplainedAccess:
     differs = rehearsed != decision
     return replace(
         explained(decision, with_rehearsed=False),
-        quotas=tuple(part.quota.name for part in quotas),
         rehearsed=str(explained(rehearsed, with_rehearsed=True)) if differs else None,
     )
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import structlog
 
 from gateway import __version__
-from gateway.api.extension import TrafficShift
+from gateway.api.extension import ModelPlacement, TrafficShift
 from gateway.api.layer import Layer
 from gateway.app.access.permissions import listener_access, names_clients
 from gateway.app.admin.status.document import route_entries, upstream_entries
@@ -23,7 +23,7 @@ from gateway.app.build.batching import share_upstream_calls
 from gateway.app.build.chain_context import ChainContext, Keep, Sections, keep_nothing
 from gateway.app.build.declarations import described_models, read_declarations
 from gateway.app.build.kept_parts import KeptParts
-from gateway.app.build.models import BuiltModels, build_models
+from gateway.app.build.models import BuiltModels, build_models, model_loader_of
 from gateway.app.build.package_layers import ListenerRoutes, configured_readers
 from gateway.app.build.pipelines import BuiltPipelines, build_pipelines
 from gateway.app.build.route_rules import (
@@ -49,7 +49,6 @@ from gateway.app.layers import build_chain
 from gateway.app.listen.listeners import ListenerEntry, max_message_bytes
 from gateway.app.listen.passthrough import passthrough_client
 from gateway.app.run.process_parts import ProcessParts
-from gateway.app.run.residency import HeldModels
 from gateway.concurrency.slices import in_slices
 from gateway.config.load import LoadedConfig
 from gateway.config.models import Config, ListenerConfig, UpstreamConfig
@@ -68,7 +67,6 @@ from gateway.registry import layers, own_layers, recorded_calls
 from gateway.routing.balance import Readiness
 from gateway.routing.match import Matcher, matched_name
 from gateway.routing.model_keys import ModelKeyIndex
-from gateway.routing.residency.settings import LOCAL_NAME
 from gateway.routing.rolling.settings import RecordedCalls
 from gateway.routing.router import Router
 from gateway.routing.server_info import Index, ServerInfo, ServerOptions
@@ -126,6 +124,7 @@ class ServiceGraph:
             workers=process.slot.count,
             at=self._context,
             shared=self._shared_settings("model"),
+            loader=model_loader_of(loaded),
             declarations=self._declarations,
         )
         self.upstreams = self._build_upstreams()
@@ -229,7 +228,7 @@ class ServiceGraph:
             "config": {"file": self.loaded.source, "sha256": self.loaded.sha256},
             "routes": [each async for each in in_slices(routes)],
             "upstreams": [each async for each in in_slices(upstreams)],
-            "residency": {name: await each.document() for name, each in self.held_models().items()},
+            **await self._process.parts.status(),
             "models": [
                 {"name": name, "ready": model.ready(), "unloaded": model.is_unloaded}
                 async for name, model in in_slices(list(self.models.loadable.items()))
@@ -247,10 +246,11 @@ class ServiceGraph:
             raise LookupError(f"unknown route {name!r}")
         return found[0]
 
-    def held_models(self) -> dict[str, HeldModels]:
-        """Return what has `residency`, by the name of the upstream."""
-        own = {} if self.models.residency is None else {LOCAL_NAME: self.models.residency}
-        found = {name: built.endpoints.residency for name, built in self.upstreams.items()}
+    def placements(self) -> dict[str, ModelPlacement]:
+        """Return what places the models of the gateway and of upstreams, by name."""
+        loader = self.models.loader
+        own: dict[str, ModelPlacement] = {} if loader is None else {loader.name: loader}
+        found = {name: built.endpoints.placement for name, built in self.upstreams.items()}
         return {**own, **{name: each for name, each in found.items() if each is not None}}
 
     def open_sequences(self, kept: KeptParts) -> Callable[[], bool] | None:
@@ -317,9 +317,9 @@ class ServiceGraph:
         await self.models.close(
             [name for name, model in models if not kept.has("model", name, model)]
         )
-        local = self.models.residency
-        if local is not None and not kept.has("residency", "", local):
-            await local.close()
+        loader = self.models.loader
+        if loader is not None and not kept.has("model loader", "", loader):
+            await loader.close()
 
     def _removed_upstreams(self, kept: KeptParts | None) -> list[BuiltUpstream]:
         kept = kept or KeptParts()

@@ -21,7 +21,7 @@ from gateway.access.key_sets import read_key_set
 from gateway.api.start_error import REASONS, StartError, reason_of
 from gateway.app.access.authentication import read_keys
 from gateway.app.admin.tokens import token_fault
-from gateway.app.build.models import model_spec
+from gateway.app.build.models import model_loader_of, model_spec
 from gateway.app.check.access_checks import is_url
 from gateway.app.listen.certificates import client_files, server_files
 from gateway.backends.hosted import versions_of
@@ -29,7 +29,6 @@ from gateway.config.load import LoadedConfig
 from gateway.config.tls import TlsConfig
 from gateway.config.yaml_tree import Finding, KeyPath, Problem
 from gateway.registry import backend, load_dotted
-from gateway.routing.residency.settings import LOCAL_RESIDENCY
 from gateway.settings.fields import Outside
 from gateway.settings.model import Model
 from gateway.settings.units import Address, StreamAddress
@@ -197,7 +196,7 @@ def _callables(loaded: LoadedConfig) -> Iterator[Finding]:
 
 def _models(loaded: LoadedConfig) -> Iterator[Finding]:
     """Yield the models whose files or callables are missing; those that calls load are left out."""
-    if LOCAL_RESIDENCY.of(loaded.config) is not None:
+    if model_loader_of(loaded) is not None:
         return
     for name, model in loaded.config.models.items():
         at = ("models", name)

@@ -193,7 +193,7 @@ class Gateway:
             tracing=None if self._export is None else self._export.tracing,
         )
         self._graph = ServiceGraph(loaded, self._process)
-        self.parts.hold(self._graph.held_models())
+        self.parts.place(self._graph.placements())
         counts = self.metrics.model_counts
         self._counts = None if counts is None else _server_counts(lambda: self._graph, counts)
         self._totals = None if counts is None else TritonNames()
@@ -494,7 +494,7 @@ class Gateway:
 
     async def _replace_graph(self, graph: ServiceGraph) -> None:
         old, self._graph = self._graph, graph
-        self.parts.hold(graph.held_models())
+        self.parts.place(graph.placements())
         finishing: dict[str, FinishSequences] = {}
         sequences = None
         is_any_open = old.open_sequences(graph.parts)

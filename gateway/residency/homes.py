@@ -8,11 +8,11 @@ from typing import Final
 
 from gateway.ir.calls import ServerLiveRequest
 from gateway.ir.errors import Unavailable
+from gateway.residency.controller import ResidencyController
+from gateway.residency.held import Home
+from gateway.residency.plan import ModelPhase
 from gateway.routing.endpoint import Endpoint
 from gateway.routing.endpoints import Endpoints
-from gateway.routing.residency.controller import ResidencyController
-from gateway.routing.residency.held import Home
-from gateway.routing.residency.plan import ModelPhase
 from gateway.routing.sequence_affinity import rendezvous_order
 
 _MAX_NAMES: Final = 4096

@@ -27,12 +27,12 @@ from gateway.ir.calls import (
 from gateway.ir.context import CallSequence, ModelRef
 from gateway.ir.errors import ConnectFailure, LoadFailed, ModelNotFound, Unavailable, UpstreamError
 from gateway.ir.metadata import ModelMetadata, ModelState, RepositoryEntry
+from gateway.residency.controller import ResidencyController, WaitRules
+from gateway.residency.layer import Residency
+from gateway.residency.plan import ModelPhase
+from gateway.residency.server import EndpointServer
 from gateway.routing.endpoint import Endpoint
 from gateway.routing.endpoints import Endpoints
-from gateway.routing.residency.controller import ResidencyController, WaitRules
-from gateway.routing.residency.layer import Residency
-from gateway.routing.residency.plan import ModelPhase
-from gateway.routing.residency.server import EndpointServer
 from gateway.settings.patterns import globs
 from tests.simulation.residency import LoadingServer, Uncounted, rules
 from tests.simulation.virtual_time import now, simulate

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gateway.routing.residency.plan import Actions, ModelPhase, ResidencyPlan, Resident
+from gateway.residency.plan import Actions, ModelPhase, ResidencyPlan, Resident
 
 
 class Outcomes:

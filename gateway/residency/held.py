@@ -11,9 +11,9 @@ from gateway.ir.context import CallSequence
 from gateway.ir.errors import ErrorCode, GatewayError
 from gateway.ir.streams import close_stream
 from gateway.ir.unread import failure_of
+from gateway.residency.controller import ResidencyController
+from gateway.residency.plan import Resident
 from gateway.routing.endpoint import Endpoint
-from gateway.routing.residency.controller import ResidencyController
-from gateway.routing.residency.plan import Resident
 
 R = TypeVar("R")
 

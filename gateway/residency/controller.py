@@ -25,10 +25,10 @@ from gateway.ir.errors import (
     ModelNotFound,
     Overloaded,
 )
-from gateway.routing.residency.host_turn import Turn
-from gateway.routing.residency.index import ModelServer, ServerIndex
-from gateway.routing.residency.outcomes import Outcomes
-from gateway.routing.residency.plan import (
+from gateway.residency.host_turn import Turn
+from gateway.residency.index import ModelServer, ServerIndex
+from gateway.residency.outcomes import Outcomes
+from gateway.residency.plan import (
     ModelPhase,
     PlanRules,
     ResidencyPlan,
@@ -36,9 +36,9 @@ from gateway.routing.residency.plan import (
     UnloadReason,
     entries,
 )
-from gateway.routing.residency.steps import NextSteps
-from gateway.routing.residency.transfers import ResidencyMeters, Transfers
-from gateway.routing.residency.waiters import LoadWaiter, Waiters
+from gateway.residency.steps import NextSteps
+from gateway.residency.transfers import ResidencyMeters, Transfers
+from gateway.residency.waiters import LoadWaiter, Waiters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,14 +8,15 @@ from gateway.api.layer import Entries, LayerContext
 from gateway.ir.calls import Call, LoadParameters, ModelLoadRequest, ModelUnloadRequest
 from gateway.ir.context import ModelRef
 from gateway.ir.metadata import RepositoryEntry
+from gateway.policies.limits.sequences import SEQUENCE_IDLE
+from gateway.residency.controller import ResidencyController
+from gateway.residency.layer import Residency
+from gateway.residency.meters import EndpointMeters
+from gateway.residency.plan import ModelPhase, UnloadReason
+from gateway.residency.server import phases
+from gateway.residency.settings import LOCAL_NAME, LOCAL_RESIDENCY, ResidencyConfig
 from gateway.routing.endpoint import Endpoint
 from gateway.routing.endpoints import Endpoints
-from gateway.routing.residency.controller import ResidencyController
-from gateway.routing.residency.layer import Residency
-from gateway.routing.residency.meters import EndpointMeters
-from gateway.routing.residency.plan import ModelPhase, UnloadReason
-from gateway.routing.residency.server import phases
-from gateway.routing.residency.settings import LOCAL_NAME, ResidencyConfig
 from gateway.service import ReplyCoroutine, Service
 
 R = TypeVar("R")
@@ -58,6 +59,21 @@ class LocalServer:
         await self.models[name](ModelUnloadRequest(model=ModelRef(name)))
 
 
+def local_models(at: LayerContext) -> "LocalModels":
+    """Return the models of the gateway, those of before a reload if their keys are the same.
+
+    Args:
+        at: Has the keys, and publishes the metrics.
+
+    Raises:
+        LookupError: The file has no `residency`.
+    """
+    config, idle_s = at.setting(LOCAL_RESIDENCY), at.setting(SEQUENCE_IDLE)
+    if config is None:
+        raise LookupError("the models of the gateway have no 'residency'")
+    return at.kept((config, idle_s), lambda: LocalModels(config, at, idle_s))
+
+
 class LocalModels:
     """What keeps the models of the gateway within their room.
 
@@ -68,9 +84,12 @@ class LocalModels:
         clock: Monotonic seconds.
 
     Attributes:
+        name: What the gateway is called among the upstreams.
         server: Has the models of the configuration in force.
         controller: Loads and unloads them.
     """
+
+    name = LOCAL_NAME
 
     def __init__(
         self,
@@ -116,6 +135,10 @@ class LocalModels:
         else:
             self._is_started = True
             self.controller.start()
+
+    def is_loadable(self, name: str) -> bool:
+        """Return whether calls of a model are possible, as far as is known."""
+        return self.controller.is_loadable(name)
 
     async def close(self) -> None:
         """Stop."""

@@ -28,19 +28,19 @@ from gateway.ir.calls import (
 from gateway.ir.context import CallSequence, ModelRef
 from gateway.ir.errors import GatewayError, ModelNotFound, NotSent
 from gateway.ir.streamed_inputs import streaming_body_of
+from gateway.residency.controller import ResidencyController
+from gateway.residency.held import GONE, HeldModel, HeldStream
+from gateway.residency.homes import Homes, phase_at
+from gateway.residency.host_turn import HostTurn
+from gateway.residency.meters import EndpointMeters
+from gateway.residency.plan import ModelPhase, UnloadReason
+from gateway.residency.questions import ModelQuestions
+from gateway.residency.sequences import HeldSequences
+from gateway.residency.server import EndpointServer
+from gateway.residency.settings import ResidencyConfig
 from gateway.routing.endpoint import Endpoint
 from gateway.routing.endpoints import Endpoints
 from gateway.routing.placement import PLACEMENT
-from gateway.routing.residency.controller import ResidencyController
-from gateway.routing.residency.held import GONE, HeldModel, HeldStream
-from gateway.routing.residency.homes import Homes, phase_at
-from gateway.routing.residency.host_turn import HostTurn
-from gateway.routing.residency.meters import EndpointMeters
-from gateway.routing.residency.plan import ModelPhase, UnloadReason
-from gateway.routing.residency.questions import ModelQuestions
-from gateway.routing.residency.sequences import HeldSequences
-from gateway.routing.residency.server import EndpointServer
-from gateway.routing.residency.settings import ResidencyConfig
 from gateway.service import ReplyCoroutine
 
 R = TypeVar("R")
@@ -331,5 +331,5 @@ def build(inner: Entries, at: LayerContext, config: ResidencyConfig) -> Residenc
 
     residency = Residency(inner, endpoints, make, config.copies_of(), pinned=config.pinned)
     EndpointMeters.watch_waiting(at, endpoints.name, residency.homes)
-    endpoints.residency = residency
+    endpoints.placement = residency
     return residency

@@ -11,11 +11,11 @@ import structlog
 
 from gateway.ir.calls import LoadParameters
 from gateway.ir.errors import GatewayError
-from gateway.routing.residency.host_turn import NoTurn, Turn
-from gateway.routing.residency.index import ModelServer, ServerIndex
-from gateway.routing.residency.outcomes import Outcomes
-from gateway.routing.residency.plan import ModelPhase, Resident
-from gateway.routing.residency.waiters import Waiters
+from gateway.residency.host_turn import NoTurn, Turn
+from gateway.residency.index import ModelServer, ServerIndex
+from gateway.residency.outcomes import Outcomes
+from gateway.residency.plan import ModelPhase, Resident
+from gateway.residency.waiters import Waiters
 from gateway.telemetry.error_texts import error_text
 
 log = structlog.get_logger(__name__)

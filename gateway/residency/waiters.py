@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from gateway.ir.errors import LoadFailed
-from gateway.routing.residency.plan import Actions
+from gateway.residency.plan import Actions
 
 
 class LoadWaiter:

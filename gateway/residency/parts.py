@@ -5,15 +5,15 @@ starts later, and an upstream that a reload builds anew, get the pins that are i
 """
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Mapping
-from typing import Any, Final, Protocol
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, Final
 
 import structlog
 
-from gateway.api.extension import LeadingPart, PartSetup, Processes, ServingPart
+from gateway.api.admin import AdminRoute
+from gateway.api.extension import LeadingPart, ModelPlacement, PartSetup, Processes, ServingPart
 from gateway.concurrency.background import start_background
 from gateway.ir.errors import GatewayError
-from gateway.settings.config_view import ConfigView
 from gateway.telemetry.error_texts import error_text
 
 log = structlog.get_logger(__name__)
@@ -28,43 +28,26 @@ Pin = tuple[str, str]
 """The names of an upstream and of a model that an operator has pinned."""
 
 
-class HeldModels(Protocol):
-    """The models of an upstream, or of the gateway."""
-
-    def has(self, name: str, /) -> bool:
-        """Return whether a server has the model."""
-
-    def pin(self, name: str, /) -> None:
-        """Load a model, and keep it."""
-
-    def unpin(self, name: str, /) -> None:
-        """Let a model be unloaded for others again."""
-
-    async def evict(self, name: str, /) -> None:
-        """Unload a model, when its running calls have ended."""
-
-    async def document(self) -> list[dict[str, Any]]:
-        """Return what each endpoint holds."""
-
-
 class ServingResidency(ServingPart):
     """Does in one serving process what operators request.
 
     Args:
-        pins: The pins in force when the process starts.
+        setup: Has the pins in force when the process starts; None for no pins.
     """
 
-    def __init__(self, pins: Iterable[Iterable[str]] = ()) -> None:
-        self._held: Mapping[str, HeldModels] = {}
+    def __init__(self, setup: PartSetup | None = None) -> None:
+        self._held: Mapping[str, ModelPlacement] = {}
+        pins = () if setup is None else setup.document["pins"]
         self._pins: set[Pin] = {(upstream, name) for upstream, name in pins}
         self._missing: set[Pin] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._pinning: asyncio.Task[None] | None = None
 
-    def hold(self, held: Mapping[str, HeldModels]) -> None:
+    def place(self, placements: Mapping[str, ModelPlacement], /) -> None:
         """Have these from now on, by upstream; those that are new get the pins again."""
-        old, self._held = self._held, held
-        self._missing |= {pin for pin in self._pins if held.get(pin[0]) is not old.get(pin[0])}
+        old, self._held = self._held, placements
+        new = {name for name, each in placements.items() if each is not old.get(name)}
+        self._missing |= {pin for pin in self._pins if pin[0] in new}
         if self._missing and self._pinning is None:
             self._pinning = self._run(self._pin_missing(), "pins of models")
 
@@ -88,11 +71,10 @@ class ServingResidency(ServingPart):
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def start(self) -> None:
-        """Do nothing: the upstreams start by themselves."""
-
-    def change(self, _config: ConfigView, /) -> None:
-        """Do nothing: `hold` follows a reload."""
+    async def status(self) -> Mapping[str, Any]:
+        """Return which models each endpoint holds, by upstream."""
+        held = {name: await each.document() for name, each in self._held.items()}
+        return {RESIDENCY: held}
 
     async def stop(self) -> None:
         """End pins that wait for an upstream, and evictions that wait for running calls."""
@@ -117,7 +99,7 @@ class ServingResidency(ServingPart):
         return {"upstreams": sorted(found)}
 
 
-async def _evict(held: HeldModels, name: str) -> None:
+async def _evict(held: ModelPlacement, name: str) -> None:
     held.unpin(name)
     try:
         await held.evict(name)
@@ -135,6 +117,13 @@ class LeadingResidency(LeadingPart):
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
         self._pins: set[Pin] = set()
+
+    @property
+    def routes(self) -> Sequence[AdminRoute]:
+        """What is loaded, and its changes."""
+        from gateway.residency.admin import routes_of  # noqa: PLC0415  # if it leads
+
+        return routes_of(self.request)
 
     def setup(self, _number: int, /) -> PartSetup:
         """Return the pins in force, for a process that starts."""

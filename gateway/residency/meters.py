@@ -5,8 +5,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from gateway.api.layer import LayerContext
-from gateway.routing.residency.controller import ResidencyController
-from gateway.routing.residency.plan import STATES, counts
+from gateway.residency.controller import ResidencyController
+from gateway.residency.plan import STATES, counts
 from gateway.telemetry import names
 from gateway.telemetry.metrics import Metrics
 

@@ -20,8 +20,8 @@ from gateway.settings.setting import Setting
 from gateway.settings.units import parse_duration
 
 if TYPE_CHECKING:
-    from gateway.routing.residency.controller import WaitRules
-    from gateway.routing.residency.plan import PlanRules
+    from gateway.residency.controller import WaitRules
+    from gateway.residency.plan import PlanRules
 
 NEVER: Final = "never"
 LOCAL_NAME: Final = "gateway"
@@ -107,7 +107,7 @@ class ResidencyConfig(Model):
 
     def plan_rules(self) -> PlanRules:
         """Return what the plan of an endpoint decides by."""
-        from gateway.routing.residency.plan import PlanRules  # noqa: PLC0415  # only with the key
+        from gateway.residency.plan import PlanRules  # noqa: PLC0415  # only with the key
 
         return PlanRules(
             room=self.room,
@@ -120,7 +120,7 @@ class ResidencyConfig(Model):
 
     def wait_rules(self) -> WaitRules:
         """Return the limits of loads and waits."""
-        from gateway.routing.residency.controller import (  # noqa: PLC0415  # only with the key
+        from gateway.residency.controller import (  # noqa: PLC0415  # only with the key
             WaitRules,
         )
 
@@ -170,7 +170,7 @@ def _build(inner: Entries, at: LayerContext) -> Service | None:
     config = at.setting(RESIDENCY)
     if config is None:
         return None
-    from gateway.routing.residency.layer import build  # noqa: PLC0415  # only with the key
+    from gateway.residency.layer import build  # noqa: PLC0415  # only with the key
 
     return build(inner, at, config)
 
@@ -178,7 +178,7 @@ def _build(inner: Entries, at: LayerContext) -> Service | None:
 def _build_local(inner: Entries, at: LayerContext) -> Service | None:
     if at.setting(LOCAL_RESIDENCY) is None:
         return None
-    from gateway.routing.residency.local import LocalModels  # noqa: PLC0415  # only with the key
+    from gateway.residency.local import LocalModels  # noqa: PLC0415  # only with the key
 
     return at.part(LocalModels).layer(inner)
 

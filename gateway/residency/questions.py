@@ -16,11 +16,11 @@ from gateway.ir.calls import (
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import ModelNotFound
 from gateway.ir.metadata import ModelState, RepositoryEntry
+from gateway.residency.homes import Homes, phase_at
+from gateway.residency.plan import ModelPhase, UnloadReason
 from gateway.routing.endpoint import Endpoint
 from gateway.routing.endpoints import Endpoints
 from gateway.routing.placement import PLACEMENT
-from gateway.routing.residency.homes import Homes, phase_at
-from gateway.routing.residency.plan import ModelPhase, UnloadReason
 from gateway.service import Service
 
 R = TypeVar("R")

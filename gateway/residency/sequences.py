@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gateway.ir.context import CallSequence, ModelRef
-from gateway.routing.residency.held import HeldModel
+from gateway.residency.held import HeldModel
 from gateway.routing.sequence_affinity import SequenceAffinity, SequenceKey
 
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from gateway.routing.residency.outcomes import Outcomes
-from gateway.routing.residency.plan import (
+from gateway.residency.outcomes import Outcomes
+from gateway.residency.plan import (
     Actions,
     ModelPhase,
     PlanRules,
