@@ -10,9 +10,11 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from contextvars import Context
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, Protocol
+
+import structlog
 
 from gateway.concurrency.background import start_background
 from gateway.concurrency.slices import in_slices
@@ -25,37 +27,62 @@ from gateway.ir.errors import (
     ModelNotFound,
     Overloaded,
 )
-from gateway.residency.host_turn import Turn
 from gateway.residency.index import ModelServer, ServerIndex
-from gateway.residency.outcomes import Outcomes
 from gateway.residency.plan import (
+    Actions,
     ModelPhase,
-    PlanRules,
     ResidencyPlan,
+    ResidencyRules,
     Resident,
     UnloadReason,
     entries,
 )
-from gateway.residency.steps import NextSteps
-from gateway.residency.transfers import ResidencyMeters, Transfers
-from gateway.residency.waiters import LoadWaiter, Waiters
+from gateway.residency.steps import due, step
+from gateway.telemetry.error_texts import error_text
+
+log = structlog.get_logger(__name__)
+
+_UNLOADING_S: Final = 0.02
+"""The first pause between two looks at a model that is being unloaded; they grow."""
+_UNLOADING_CAP_S: Final = 0.5
+_LOOKS: Final = 20
+"""How often the index is read for a load that has begun, before another process has its turn."""
+_UNREAD_S: Final = 1.0
+"""How long a model is left alone whose unload has failed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WaitRules:
-    """What the configuration says about loads and waits.
+class ResidencyMeters(Protocol):
+    """Counts what a controller does."""
+
+    def loaded(self, model: str, outcome: str, seconds: float, /) -> None:
+        """Count a load: *outcome* is "ok" or "failed"."""
+
+    def unloaded(self, model: str, reason: str, /) -> None:
+        """Count an unload."""
+
+    def waited(self, seconds: float, /) -> None:
+        """Count the wait of a call."""
+
+
+Turn = Callable[[], AbstractAsyncContextManager[object]]
+"""Makes what excludes other processes while it is entered."""
+
+
+class _Waiter:
+    """A call that waits for a model.
 
     Attributes:
-        load_timeout_s: Longest time of a load.
-        wait_s: Longest wait of a call.
-        queued: Calls of the upstream that may wait.
-        allow: Tells which models calls may load.
+        future: Ends the wait.
+        is_counted: Whether the plan counts it among the callers.
+        has_reference: Whether the plan has given it a reference.
     """
 
-    load_timeout_s: float = 60.0
-    wait_s: float = 30.0
-    queued: int = 256
-    allow: Callable[[str], bool] = lambda _name: True
+    __slots__ = ("future", "has_reference", "is_counted")
+
+    def __init__(self, future: asyncio.Future[None]) -> None:
+        self.future = future
+        self.is_counted = True
+        self.has_reference = False
 
 
 class _Timer:
@@ -97,8 +124,7 @@ class ResidencyController:
     Args:
         name: The server, for the log and errors.
         server: Loads, unloads and lists the models.
-        rules: What the plan decides by.
-        waits: Limits of loads and waits.
+        rules: What the configuration says.
         meters: Counts loads, unloads and waits.
         pinned: Models that are loaded from the start.
         callers: Returns how many calls wait; by default those of this server.
@@ -111,27 +137,24 @@ class ResidencyController:
         index: What the server says about its models.
     """
 
-    def __init__(  # noqa: PLR0913  # by name but the first five
+    def __init__(  # noqa: PLR0913  # by name but the first four
         self,
         name: str,
         server: ModelServer,
-        rules: PlanRules,
-        waits: WaitRules,
+        rules: ResidencyRules,
         meters: ResidencyMeters,
         *,
         pinned: tuple[str, ...] = (),
         callers: Callable[[], int] | None = None,
-        turn: Callable[[], Turn] | None = None,
+        turn: Turn | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
         self.plan = ResidencyPlan(rules, pinned)
-        outcomes = Outcomes(self.plan, rules.retry_failed_s)
-        self._steps = NextSteps(self.plan, outcomes, rules)
-        self._waiters = Waiters()
+        self._waiters: dict[str, list[_Waiter]] = {}
+        self._parameters: dict[str, LoadParameters] = {}  # of loads that clients request
         self._server = server
         self._rules = rules
-        self._waits = waits
         self._meters = meters
         self._clock = clock
         self._callers = callers or (lambda: self.plan.callers)
@@ -139,23 +162,12 @@ class ResidencyController:
             name,
             server,
             self.plan.models,
-            on_read=lambda *found: self._waiters.grant(outcomes.observe(*found)),
+            on_read=lambda *found: self._grant(self.plan.observe(*found)),
             advance=self.advance,
             clock=clock,
         )
-        self._transfers = Transfers(
-            name,
-            server,
-            index=self.index,
-            outcomes=outcomes,
-            waiters=self._waiters,
-            has_room=lambda: self.plan.held() <= rules.room,
-            meters=meters,
-            load_timeout_s=waits.load_timeout_s,
-            on_end=self.advance,
-            turn=turn,
-            clock=clock,
-        )
+        self._excludes = turn is not None
+        self._turn: Turn = nullcontext if turn is None else turn
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer = _Timer(self.advance)
         self._has_advanced = asyncio.Event()
@@ -186,7 +198,7 @@ class ResidencyController:
         """Note that the last reference to a model has ended."""
         if self._rules.idle_s != math.inf and not self._is_closed:
             model.idle_since = now = self._clock()
-            self._timer.set(self._steps.due(now), now)
+            self._timer.set(due(self.plan, now), now)
         if self.plan.is_affected(model):
             self.advance()
 
@@ -227,7 +239,7 @@ class ResidencyController:
             )
         found = self.plan.models.get(name)
         is_requested = found is not None and found.is_requested
-        if not self._waits.allow(name) and not is_requested:
+        if not self._rules.allow(name) and not is_requested:
             raise ModelNotFound(
                 f"model {name!r} is not loaded, and calls may not load it (residency.allow)",
                 model=ref,
@@ -239,7 +251,7 @@ class ResidencyController:
         return self._clock() >= found.failed_until and self.plan.fits(name)
 
     async def _wait(self, name: str, ref: ModelRef | None) -> Resident:
-        now, waits = self._clock(), self._waits
+        now, rules = self._clock(), self._rules
         known = self.plan.resident(name)
         if now < known.failed_until and known.phase is ModelPhase.ABSENT:
             raise LoadFailed(known.failure, model=ref)
@@ -249,22 +261,23 @@ class ResidencyController:
                 "and the pinned models need the rest (residency.models, residency.memory)",
                 model=ref,
             )
-        if self._callers() >= waits.queued:
+        if self._callers() >= rules.queued:
             raise Overloaded(
-                f"{waits.queued} calls wait for models already (residency.queued)",
+                f"{rules.queued} calls wait for models already (residency.queued)",
                 model=ref,
                 limit="residency.queued",
             )
         model = self.plan.wait(name, now)
-        waiter = self._waiters.join(name)
+        waiter = _Waiter(asyncio.get_running_loop().create_future())
+        self._waiters.setdefault(name, []).append(waiter)
         try:
             self.advance()
-            async with asyncio.timeout(waits.wait_s):
+            async with asyncio.timeout(rules.wait_s):
                 await waiter.future
         except TimeoutError:
             self._leave(model, waiter)
             raise DeadlineExceeded(
-                f"model {name!r} was not loaded within {waits.wait_s:g} s (residency.wait)",
+                f"model {name!r} was not loaded within {rules.wait_s:g} s (residency.wait)",
                 model=ref,
             ) from None
         except LoadFailed as error:
@@ -277,11 +290,11 @@ class ResidencyController:
             del waiter  # its future holds the error, whose traceback holds this frame
         return model
 
-    def _leave(self, model: Resident, waiter: LoadWaiter) -> None:
+    def _leave(self, model: Resident, waiter: _Waiter) -> None:
         if waiter.has_reference:
             self.release(model)
         elif waiter.is_counted:
-            self._waiters.leave(model.name, waiter)
+            self._waiters[model.name].remove(waiter)
             self.plan.leave(model)
             self.advance()
 
@@ -309,11 +322,11 @@ class ResidencyController:
                 self.release(model)
             return
         self.plan.resident(name).failed_until = 0.0
-        self._transfers.parameters[name] = parameters
+        self._parameters[name] = parameters
         try:
             self.release(await self._wait(name, ref))
         finally:
-            self._transfers.parameters.pop(name, None)
+            self._parameters.pop(name, None)
 
     async def unload(self, name: str, reason: UnloadReason) -> None:
         """Unload a model when its running calls have ended; return when the server has done it."""
@@ -352,13 +365,13 @@ class ResidencyController:
         self._has_advanced.set()
         self._has_advanced = asyncio.Event()
         now = self._clock()
-        actions = self._steps.step(now)
-        self._waiters.grant(actions)
+        actions = step(self.plan, now)
+        self._grant(actions)
         for model in actions.loads:
-            self._run(self._transfers.load(model), f"load of model {model.name}")
+            self._run(self._load(model), f"load of model {model.name}")
         for model in actions.unloads:
-            self._run(self._transfers.unload(model), f"unload of model {model.name}")
-        self._timer.set(self._steps.due(now), now)
+            self._run(self._unload(model), f"unload of model {model.name}")
+        self._timer.set(due(self.plan, now), now)
 
     def _run(self, coroutine: Coroutine[Any, Any, None], what: str) -> None:
         # In a context of its own: the task belongs to none of the calls that wait for it.
@@ -375,3 +388,141 @@ class ResidencyController:
         except GatewayError:
             return False
         return model.phase is not ModelPhase.LOADED
+
+    def _grant(self, actions: Actions) -> None:
+        """End the waits of the calls that have references now."""
+        for model, _callers in actions.grants:
+            for waiter in self._waiters.pop(model.name, ()):
+                waiter.is_counted, waiter.has_reference = False, True
+                if not waiter.future.done():
+                    waiter.future.set_result(None)
+
+    # Loads and unloads at the server
+
+    async def _load(self, model: Resident) -> None:
+        """Load a model, unless the server does it already or has no room."""
+        began = self._clock()
+        try:
+            async with asyncio.timeout(self._rules.load_timeout_s):
+                phase = await self._load_at_server(model)
+        except (GatewayError, TimeoutError) as error:
+            self._fail(model, error, began)
+        else:
+            if phase is None:
+                self.plan.put_back(model, ModelPhase.ABSENT, self._clock())
+            elif phase in {ModelPhase.LOADING, ModelPhase.UNLOADING}:  # by another gateway
+                self.plan.put_back(model, phase, self._clock())
+                self.index.is_changing.set()
+            else:
+                self._finish(model, began, is_own=phase is ModelPhase.ABSENT)
+        self.advance()
+
+    async def _load_at_server(self, model: Resident) -> ModelPhase | None:
+        """Load a model, unless the server does it already or has no room.
+
+        Returns:
+            What the model was doing before; None if there is no room any more.
+        """
+        async with self._turn():
+            phase = await self._phase_before_load(model)
+            if phase is not ModelPhase.ABSENT:
+                return phase
+            parameters = self._parameters.get(model.name, {})
+            load = asyncio.ensure_future(self._server.load(model.name, parameters))
+            try:
+                await self._until_shown(model, load)
+            except BaseException:
+                load.cancel()
+                raise
+        try:
+            await load
+        except asyncio.CancelledError:
+            load.cancel()
+            raise
+        finally:
+            del load  # it holds its error, whose traceback holds this frame
+        return phase
+
+    async def _until_shown(self, model: Resident, load: asyncio.Future[None]) -> None:
+        """Wait until the index shows that a model is being loaded, for others to see."""
+        if not self._excludes:
+            return
+        for _ in range(_LOOKS):
+            await asyncio.wait((load,), timeout=_UNLOADING_S)
+            if load.done():
+                return
+            with suppress(GatewayError):
+                await self.index.read()
+            if self.index.phase_of(model.name) is not ModelPhase.ABSENT:
+                return
+
+    def _finish(self, model: Resident, began: float, *, is_own: bool) -> None:
+        now = self._clock()
+        if is_own:
+            self._meters.loaded(model.name, "ok", now - began)
+            log.info(
+                "resident model loaded", server=self.name, model=model.name, seconds=now - began
+            )
+            self.index.is_changing.set()  # another gateway may have loaded one at the same time
+        self._grant(self.plan.loaded(model, now))
+
+    async def _phase_before_load(self, model: Resident) -> ModelPhase | None:
+        """Return what the model is doing at its server; None if there is no room any more."""
+        await self.index.read()
+        phase = self.index.phase_of(model.name)
+        return None if phase is ModelPhase.ABSENT and not self.plan.has_room else phase
+
+    def _fail(self, model: Resident, error: GatewayError | TimeoutError, began: float) -> None:
+        now = self._clock()
+        if isinstance(error, GatewayError):
+            text = error_text(error)
+        else:
+            text = f"no reply within {self._rules.load_timeout_s:g} s (residency.load_timeout)"
+        reason = f"model {model.name!r} cannot be loaded: {text}"
+        self._meters.loaded(model.name, "failed", now - began)
+        log.warning("resident model not loaded", server=self.name, model=model.name, reason=text)
+        self.plan.failed(model, reason, now)
+        for waiter in self._waiters.pop(model.name, ()):
+            waiter.is_counted = False
+            if not waiter.future.done():
+                waiter.future.set_exception(LoadFailed(reason))
+        self.index.is_changing.set()  # the server may load it all the same
+
+    async def _unload(self, model: Resident) -> None:
+        """Unload a model."""
+        reason = model.reason.value
+        try:
+            await self._server.unload(model.name)
+            await self._until_unloaded(model)
+        except GatewayError as error:
+            log.warning(
+                "resident model not unloaded",
+                server=self.name,
+                model=model.name,
+                reason=error_text(error),
+            )
+            await self._after_failed_unload(model)
+        else:
+            self._meters.unloaded(model.name, reason)
+            log.info("resident model unloaded", server=self.name, model=model.name, reason=reason)
+            self.plan.unloaded(model, self._clock())
+        self.advance()
+
+    async def _after_failed_unload(self, model: Resident) -> None:
+        with suppress(GatewayError):
+            await self.index.read()
+            if self.index.phase_of(model.name) is not ModelPhase.LOADED:
+                self.plan.unloaded(model, self._clock())
+                return
+        await asyncio.sleep(_UNREAD_S)
+        self._grant(self.plan.kept(model, self._clock()))
+
+    async def _until_unloaded(self, model: Resident) -> None:
+        """Wait until the index no longer has the model; running calls may take their time."""
+        pause_s = _UNLOADING_S
+        while True:
+            await self.index.read()
+            if self.index.phase_of(model.name) is ModelPhase.ABSENT:
+                return
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 1.5, _UNLOADING_CAP_S)

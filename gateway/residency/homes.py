@@ -4,18 +4,45 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Final
 
 from gateway.ir.calls import ServerLiveRequest
 from gateway.ir.errors import Unavailable
 from gateway.residency.controller import ResidencyController
-from gateway.residency.held import Home
-from gateway.residency.plan import ModelPhase
+from gateway.residency.plan import ModelPhase, Resident
 from gateway.routing.endpoint import Endpoint
 from gateway.routing.endpoints import Endpoints
 from gateway.routing.sequence_affinity import rendezvous_order
 
 _MAX_NAMES: Final = 4096
+
+
+@dataclass(slots=True, eq=False)
+class Home:
+    """An endpoint with what keeps its models."""
+
+    endpoint: Endpoint
+    controller: ResidencyController
+
+
+@dataclass(slots=True, eq=False)
+class HeldModel:
+    """A reference to a model at one endpoint.
+
+    Attributes:
+        home: The endpoint.
+        model: The model.
+        used_at: When a call of its sequence began last.
+    """
+
+    home: Home
+    model: Resident
+    used_at: float = 0.0
+
+    def release(self) -> None:
+        """Give it back."""
+        self.home.controller.release(self.model)
 
 
 class Homes:

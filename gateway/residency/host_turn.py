@@ -11,27 +11,11 @@ import asyncio
 import socket
 import sys
 import time
-from types import TracebackType
-from typing import Final, Protocol, Self
+from typing import Final, Self
 
 _PAUSE_S: Final = 0.005
 _LIMIT_S: Final = 2.0
 """Longest wait for a turn. A program that keeps the name can only delay loads."""
-
-
-class Turn(Protocol):
-    """What excludes other processes while it is entered."""
-
-    async def __aenter__(self) -> object:
-        """Wait for a turn."""
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """End it."""
 
 
 class HostTurn:
@@ -73,14 +57,3 @@ def _binds(own: socket.socket, name: str) -> bool:
     except OSError:
         return False
     return True
-
-
-class NoTurn:
-    """Excludes nobody."""
-
-    async def __aenter__(self) -> Self:
-        """Begin at once."""
-        return self
-
-    async def __aexit__(self, *_error: object) -> None:
-        """End."""

@@ -6,8 +6,9 @@ wait for a load, a call whose model was gone at the server, and questions about 
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Final, TypeVar, cast
 
@@ -26,15 +27,16 @@ from gateway.ir.calls import (
     inference_of,
 )
 from gateway.ir.context import CallSequence, ModelRef
-from gateway.ir.errors import GatewayError, ModelNotFound, NotSent
+from gateway.ir.errors import ErrorCode, GatewayError, ModelNotFound, NotSent
+from gateway.ir.metadata import ModelState, RepositoryEntry
 from gateway.ir.streamed_inputs import streaming_body_of
+from gateway.ir.streams import close_stream
+from gateway.ir.unread import failure_of
 from gateway.residency.controller import ResidencyController
-from gateway.residency.held import GONE, HeldModel, HeldStream
-from gateway.residency.homes import Homes, phase_at
+from gateway.residency.homes import HeldModel, Homes, phase_at
 from gateway.residency.host_turn import HostTurn
 from gateway.residency.meters import EndpointMeters
 from gateway.residency.plan import ModelPhase, UnloadReason
-from gateway.residency.questions import ModelQuestions
 from gateway.residency.sequences import HeldSequences
 from gateway.residency.server import EndpointServer
 from gateway.residency.settings import ResidencyConfig
@@ -48,6 +50,8 @@ R = TypeVar("R")
 _RESENDS: Final = 2
 """How often a call whose model was gone at the server is sent again."""
 
+_MAX_DESCRIPTIONS: Final = 4096
+
 _OTHERS: Final = frozenset(
     {
         ModelMetadataRequest,
@@ -58,6 +62,10 @@ _OTHERS: Final = frozenset(
         RepositoryIndexRequest,
     }
 )
+
+
+_GONE: Final = frozenset({ErrorCode.NOT_FOUND, ErrorCode.NOT_READY, ErrorCode.UNAVAILABLE})
+"""Errors by which servers reply to calls of models that they do not hold."""
 
 
 class Residency:
@@ -93,7 +101,7 @@ class Residency:
         self.homes = Homes(endpoints, make, copies, pinned=pinned, clock=clock)
         self._only = self.homes.only
         self._sequences = HeldSequences(endpoints.affinity, clock)
-        self._questions = ModelQuestions(inner.questions, endpoints, self.homes, self.send, clock)
+        self._descriptions: dict[tuple[Any, ...], Any] = {}
 
     # The life of the layer
 
@@ -126,7 +134,7 @@ class Residency:
             return cast("ReplyCoroutine[R]", self._infer(cast("InferRequest", call)))
         if kind is StreamInferRequest:
             return self.send(call)
-        return self._questions(call) if kind in _OTHERS else self._inner(call)
+        return self._reply(call) if kind in _OTHERS else self._inner(call)
 
     async def _infer(self, call: InferRequest) -> InferResponse:
         # The usual call: one endpoint, and the model is loaded.
@@ -144,7 +152,7 @@ class Residency:
         try:
             return await self._inference(call)
         except GatewayError as error:
-            if error.code not in GONE or not await self.is_gone(HeldModel(only, found), call):
+            if error.code not in _GONE or not await self.is_gone(HeldModel(only, found), call):
                 raise
         finally:
             found.uses -= 1
@@ -170,7 +178,7 @@ class Residency:
         try:
             return await self._inference(call)
         except GatewayError as error:
-            is_gone = error.code in GONE and await self.is_gone(HeldModel(home, found), call)
+            is_gone = error.code in _GONE and await self.is_gone(HeldModel(home, found), call)
             if not is_gone and not isinstance(error, NotSent):
                 raise
         finally:
@@ -184,7 +192,7 @@ class Residency:
         """Return whether the server does not hold the model of a call, which can be repeated."""
         if _has_begun(call) or not await held.home.controller.is_gone(held.model):
             return False
-        self._questions.forget(held.model.name)
+        self._forget(held.model.name)
         return True
 
     async def send(self, call: Call[R], resends: int = _RESENDS) -> R:
@@ -206,7 +214,7 @@ class Residency:
                     tried.add(held.home.endpoint)
                     continue
                 is_open = sequence is not None and not sequence.start
-                if not resends or is_open or error.code not in GONE:
+                if not resends or is_open or error.code not in _GONE:
                     raise
                 if not await self.is_gone(held, call):
                     raise
@@ -290,11 +298,191 @@ class Residency:
 
     async def evict(self, name: str) -> None:
         """Unload a model at every endpoint, when its running calls have ended."""
-        await self._questions.evict(name, UnloadReason.EVICTION)
+        await self._evict(name, UnloadReason.EVICTION)
+
+    # Questions about models, loads and unloads
+
+    async def _reply(self, call: Call[R]) -> R:
+        """Handle a question about models, a load or an unload."""
+        # Each branch has its R; the type system cannot follow an isinstance that far.
+        if isinstance(call, RepositoryIndexRequest):
+            return cast("R", await self._index(call))
+        if call.model is None:
+            return await self._inner(call)
+        if isinstance(call, ModelReadyRequest):
+            return cast("R", await self._ready(call, call.model))
+        if isinstance(call, ModelLoadRequest):
+            return cast("R", await self._load(call, call.model))
+        if isinstance(call, ModelUnloadRequest):
+            return cast("R", await self._unload(call.model))
+        return await self._describe(call)
+
+    async def _describe(self, call: Call[R]) -> R:
+        """Return metadata or the configuration of a model from memory, else by a load."""
+        model = call.model
+        key = (type(call), model, call.context.needs)
+        found = self._descriptions.get(key)
+        if found is None:
+            found = cast("Any", await self.send(call))
+            if len(self._descriptions) >= _MAX_DESCRIPTIONS:
+                del self._descriptions[next(iter(self._descriptions))]
+            self._descriptions[key] = found
+        return cast("R", found)
+
+    def _forget(self, name: str) -> None:
+        """Forget the descriptions of a model, which may have changed."""
+        for key in [key for key in self._descriptions if key[1].name == name]:
+            del self._descriptions[key]
+
+    async def _ready(self, call: ModelReadyRequest, model: ModelRef) -> bool:
+        """Return whether an inference of the model would be served."""
+        home = self.homes.of(model.name)[0]
+        if phase_at(home, model.name) is ModelPhase.LOADED:
+            token = PLACEMENT.set(home.endpoint)
+            try:
+                return await self._inner(call)
+            finally:
+                PLACEMENT.reset(token)
+        try:
+            await home.controller.check_model(model.name, model)
+        except ModelNotFound:
+            return False
+        return home.controller.is_loadable(model.name)
+
+    async def _load(self, call: ModelLoadRequest, model: ModelRef) -> None:
+        """Load a model where it lives, or load it again."""
+        self._forget(model.name)
+        homes = self.homes.of(model.name)
+        loads = (home.controller.load(model.name, call.parameters, model) for home in homes)
+        await asyncio.gather(*loads)
+        self._forget(model.name)
 
     async def load_at(self, endpoint: Endpoint, call: ModelLoadRequest, /) -> None:
         """Load a model at one endpoint, or load it again."""
-        await self._questions.load_at(endpoint, call)
+        model = call.model
+        if model is not None:
+            controller = self.homes.at(endpoint).controller
+            await controller.load(model.name, call.parameters, model)
+            self._forget(model.name)
+
+    async def _unload(self, model: ModelRef) -> None:
+        """Unload a model everywhere, when its running calls have ended."""
+        self._forget(model.name)
+        for home in self.homes.all():
+            home.controller.unpin(model.name)
+        await self._evict(model.name, UnloadReason.REQUEST)
+
+    async def _evict(self, name: str, reason: UnloadReason) -> None:
+        """Unload a model at every endpoint, when its running calls have ended."""
+        homes = self.homes.all()
+        await asyncio.gather(*(home.controller.unload(name, reason) for home in homes))
+
+    async def _index(self, call: RepositoryIndexRequest) -> tuple[RepositoryEntry, ...]:
+        """Return the models of all endpoints; of equal ones, the entry of the readiest."""
+        endpoints = self._endpoints.candidates(self._clock())
+        if len(endpoints) <= 1:
+            return await self._inner(call)
+        results = await asyncio.gather(
+            *(self._inner_at(endpoint, call) for endpoint in endpoints), return_exceptions=True
+        )
+        replies = [each for each in results if not isinstance(each, BaseException)]
+        if not replies:
+            raise next(each for each in results if isinstance(each, BaseException))
+        found: dict[str, list[RepositoryEntry]] = {}
+        for reply in replies:
+            for name, entries in _by_model(reply).items():
+                if name not in found or _is_ready(entries) > _is_ready(found[name]):
+                    found[name] = entries
+        return tuple(entry for entries in found.values() for entry in entries)
+
+    async def _inner_at(self, endpoint: Endpoint, call: Call[R]) -> R:
+        PLACEMENT.set(endpoint)  # of this task alone
+        return await self._inner(call)
+
+
+class HeldStream:
+    """The replies of a stream, which hold a reference; sent again if its model was gone."""
+
+    def __init__(
+        self,
+        residency: Residency,
+        call: StreamInferRequest,
+        held: HeldModel,
+        sequence: CallSequence | None,
+        items: Any,
+        resends: int,
+    ) -> None:
+        self._residency = residency
+        self._call = call
+        self._held: HeldModel | None = held
+        self._sequence = sequence
+        self._items = cast("AsyncIterator[InferResponse]", items)
+        self._resends = resends
+        self._has_begun = False
+
+    def __aiter__(self) -> AsyncIterator[InferResponse]:
+        return self
+
+    async def __anext__(self) -> InferResponse:
+        """Return the next reply."""
+        try:
+            item = await anext(self._items)
+        except StopAsyncIteration:
+            self._end(None)
+            raise
+        except BaseException as error:
+            if await self._may_resend(error):
+                return await self._resend()
+            self._end(error)
+            raise
+        failure = failure_of(item)
+        if failure is not None and await self._may_resend(failure):
+            return await self._resend()
+        self._has_begun = True
+        return item
+
+    async def _may_resend(self, error: BaseException) -> bool:
+        """Return whether nothing has come because the model was gone at its server."""
+        held, sequence = self._held, self._sequence
+        is_open = sequence is not None and not sequence.start
+        if held is None or self._has_begun or not self._resends or is_open:
+            return False
+        if not isinstance(error, GatewayError) or error.code not in _GONE:
+            return False
+        return await self._residency.is_gone(held, self._call)
+
+    async def _resend(self) -> InferResponse:
+        await close_stream(self._items)
+        held, self._held = self._held, None
+        if held is not None:
+            self._residency.end_call(held, self._sequence, is_lost=True)
+        self._items = await self._residency.send(self._call, self._resends - 1)
+        self._has_begun = True  # the stream inside does the rest
+        return await anext(self._items)
+
+    def _end(self, error: BaseException | None) -> None:
+        held, self._held = self._held, None
+        if held is not None:
+            is_lost = error is not None
+            self._residency.end_call(held, self._sequence, is_lost=is_lost)
+
+    async def aclose(self) -> None:
+        """Close the stream; may be called twice."""
+        try:
+            await close_stream(self._items)
+        finally:
+            self._end(None)
+
+
+def _by_model(entries: Iterable[RepositoryEntry]) -> Mapping[str, list[RepositoryEntry]]:
+    found: dict[str, list[RepositoryEntry]] = {}
+    for entry in entries:
+        found.setdefault(entry.name, []).append(entry)
+    return found
+
+
+def _is_ready(entries: Iterable[RepositoryEntry]) -> bool:
+    return any(entry.state is ModelState.READY for entry in entries)
 
 
 def _has_begun(call: Call[Any]) -> bool:
@@ -312,7 +500,7 @@ def build(inner: Entries, at: LayerContext, config: ResidencyConfig) -> Residenc
         config: How much room there is.
     """
     endpoints = at.part(Endpoints)
-    rules, waits = config.plan_rules(), config.wait_rules()
+    rules = config.rules()
 
     def make(endpoint: Endpoint, pinned: tuple[str, ...]) -> ResidencyController:
         meters = EndpointMeters(at, endpoints.name, endpoint.name)
@@ -320,7 +508,6 @@ def build(inner: Entries, at: LayerContext, config: ResidencyConfig) -> Residenc
             endpoint.name,
             EndpointServer(endpoint, config.load_timeout),
             rules,
-            waits,
             meters,
             pinned=pinned,
             callers=lambda: residency.homes.callers,

@@ -103,8 +103,7 @@ class LocalModels:
         self.controller = ResidencyController(
             LOCAL_NAME,
             self.server,
-            config.plan_rules(),
-            config.wait_rules(),
+            config.rules(),
             meters,
             pinned=tuple(config.pinned),
             clock=clock,

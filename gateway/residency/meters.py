@@ -2,21 +2,13 @@
 
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from gateway.api.layer import LayerContext
 from gateway.residency.controller import ResidencyController
-from gateway.residency.plan import STATES, counts
+from gateway.residency.homes import Homes
+from gateway.residency.plan import STATES, ResidencyPlan, counts
 from gateway.telemetry import names
 from gateway.telemetry.metrics import Metrics
-
-
-class HasCallers(Protocol):
-    """What calls wait for."""
-
-    @property
-    def callers(self) -> int:
-        """How many calls wait."""
 
 
 class EndpointMeters:
@@ -51,7 +43,7 @@ class EndpointMeters:
         self._waits.observe(seconds)
 
     @staticmethod
-    def watch_waiting(at: LayerContext, upstream: str, waiting: HasCallers) -> None:
+    def watch_waiting(at: LayerContext, upstream: str, waiting: Homes | ResidencyPlan) -> None:
         """Publish how many calls of an upstream wait."""
         gauges, labels = at.part(Metrics).gauges, {"upstream": upstream}
         gauges.watch(names.RESIDENCY_WAITING, labels, waiting, lambda each: each.callers)

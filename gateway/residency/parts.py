@@ -14,6 +14,7 @@ from gateway.api.admin import AdminRoute
 from gateway.api.extension import LeadingPart, ModelPlacement, PartSetup, Processes, ServingPart
 from gateway.concurrency.background import start_background
 from gateway.ir.errors import GatewayError
+from gateway.residency.admin import routes_of
 from gateway.telemetry.error_texts import error_text
 
 log = structlog.get_logger(__name__)
@@ -121,8 +122,6 @@ class LeadingResidency(LeadingPart):
     @property
     def routes(self) -> Sequence[AdminRoute]:
         """What is loaded, and its changes."""
-        from gateway.residency.admin import routes_of  # noqa: PLC0415  # if it leads
-
         return routes_of(self.request)
 
     def setup(self, _number: int, /) -> PartSetup:

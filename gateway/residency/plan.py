@@ -1,14 +1,14 @@
 """ResidencyPlan: the models of one server, who uses them, and who waits for them.
 
 It is pure: it knows neither a clock nor a server. `steps.py` decides what is loaded and unloaded
-next, `controller.py` makes that, and `outcomes.py` notes what became of it.
+next, and `controller.py` makes that, and notes here what became of it.
 """
 
 from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -23,13 +23,7 @@ class ModelPhase(enum.Enum):
     UNLOADING = "unloading"
 
 
-HELD: Final = frozenset(
-    {ModelPhase.LOADING, ModelPhase.LOADED, ModelPhase.DRAINING, ModelPhase.UNLOADING}
-)
-"""Phases in which a model needs room."""
-
-
-STATES: Final = (*(each.value for each in ModelPhase if each in HELD), "failed")
+STATES: Final = (*(each.value for each in ModelPhase if each is not ModelPhase.ABSENT), "failed")
 """States of models that metrics show."""
 
 
@@ -102,7 +96,7 @@ class Resident:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanRules:
+class ResidencyRules:
     """What the configuration says.
 
     Attributes:
@@ -112,6 +106,10 @@ class PlanRules:
         drain_after_s: How long a call waits until a model in use is drained for it.
         idle_s: Time without calls after which a model is unloaded; infinity for never.
         retry_failed_s: Pause after a failed load.
+        load_timeout_s: Longest time of a load.
+        wait_s: Longest wait of a call.
+        queued: Calls of the upstream that may wait.
+        allow: Tells which models calls may load.
     """
 
     room: int
@@ -120,6 +118,10 @@ class PlanRules:
     drain_after_s: float = 1.0
     idle_s: float = math.inf
     retry_failed_s: float = 10.0
+    load_timeout_s: float = 60.0
+    wait_s: float = 30.0
+    queued: int = 256
+    allow: Callable[[str], bool] = lambda _name: True
 
 
 @dataclass(slots=True)
@@ -145,15 +147,16 @@ class ResidencyPlan:
         pinned: Models that are loaded from the start, and never evicted.
 
     Attributes:
+        rules: What the configuration says.
         models: All models that somebody has named, by name.
         turn: Number of calls so far.
         queue: Absent models that have callers, the longest waiting first.
     """
 
-    def __init__(self, rules: PlanRules, pinned: Iterable[str] = ()) -> None:
+    def __init__(self, rules: ResidencyRules, pinned: Iterable[str] = ()) -> None:
         self.models: dict[str, Resident] = {}
         self.turn = 0
-        self._rules = rules
+        self.rules = rules
         self.queue: dict[str, None] = {}
         for name in pinned:
             self.resident(name).is_pinned = True
@@ -162,7 +165,7 @@ class ResidencyPlan:
         """Return the model *name*."""
         found = self.models.get(name)
         if found is None:
-            found = self.models[name] = Resident(name, self._rules.cost(name))
+            found = self.models[name] = Resident(name, self.rules.cost(name))
         return found
 
     @property
@@ -175,8 +178,15 @@ class ResidencyPlan:
         return bool(self.queue) or model.phase is ModelPhase.DRAINING
 
     def held(self) -> int:
-        """Return the room in use."""
-        return sum(each.cost for each in self.models.values() if each.phase in HELD)
+        """Return the room in use: that of models that are not absent."""
+        return sum(
+            each.cost for each in self.models.values() if each.phase is not ModelPhase.ABSENT
+        )
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the server has not more models than room."""
+        return self.held() <= self.rules.room
 
     def fits(self, name: str) -> bool:
         """Return whether there could be room for *name* beside the pinned models."""
@@ -184,7 +194,7 @@ class ResidencyPlan:
         pinned = sum(
             each.cost for each in self.models.values() if each.is_pinned and each is not model
         )
-        return model.cost + pinned <= self._rules.room
+        return model.cost + pinned <= self.rules.room
 
     # What callers do
 
@@ -246,12 +256,84 @@ class ResidencyPlan:
             model.drain(reason, now)
         return model
 
+    # What the server does
+
+    def loaded(self, model: Resident, now: float) -> Actions:
+        """Note that a model is loaded; its callers get references."""
+        model.failure = ""
+        model.enter(ModelPhase.LOADED, now)
+        model.idle_since = now
+        return self._grant(model)
+
+    def _grant(self, model: Resident) -> Actions:
+        callers, model.callers = model.callers, 0
+        model.is_wanted = False
+        self.dequeue(model)
+        self.use(model, callers)
+        return Actions(grants=[(model, callers)] if callers else [])
+
+    def failed(self, model: Resident, reason: str, now: float) -> None:
+        """Note that a load failed; its callers wait no longer."""
+        model.failure = reason
+        model.failed_until = now + self.rules.retry_failed_s
+        model.callers = 0
+        model.is_wanted = False
+        self.dequeue(model)
+        model.enter(ModelPhase.ABSENT, now)
+
+    def put_back(self, model: Resident, phase: ModelPhase, now: float) -> None:
+        """Note that a load has not begun; it is the next one.
+
+        Args:
+            model: The model.
+            phase: What the server does with it.
+            now: The time.
+        """
+        model.enter(phase, now)
+        if model.callers or model.is_wanted:
+            self.queue = {model.name: None, **self.queue}
+
+    def unloaded(self, model: Resident, now: float) -> None:
+        """Note that the server holds a model no longer."""
+        model.enter(ModelPhase.ABSENT, now)
+
+    def kept(self, model: Resident, now: float) -> Actions:
+        """Note that an unload failed, so that the model is still loaded."""
+        model.enter(ModelPhase.LOADED, now)
+        return self._grant(model)
+
+    def observe(self, found: Mapping[str, ModelPhase], asked_at: float, now: float) -> Actions:
+        """Note what the server has told about its models; others load and unload too.
+
+        Args:
+            found: The phases of its models; it does not have others.
+            asked_at: When it was asked. What changed here since then is newer.
+            now: The time.
+        """
+        actions = Actions()
+        for name in found.keys() | self.models.keys():
+            seen = found.get(name, ModelPhase.ABSENT)
+            if seen is ModelPhase.ABSENT and name not in self.models:
+                continue
+            model = self.resident(name)
+            if model.is_own or model.changed_at > asked_at or model.phase is seen:
+                continue
+            if seen is ModelPhase.LOADED:
+                if model.phase is not ModelPhase.DRAINING:
+                    actions.grants += self.loaded(model, now).grants
+            elif seen is not ModelPhase.LOADING or model.phase in {
+                ModelPhase.ABSENT,
+                ModelPhase.UNLOADING,
+            }:
+                model.enter(seen, now)
+                if seen is ModelPhase.ABSENT and (model.callers or model.is_wanted):
+                    self.queue.setdefault(name)
+        return actions
+
 
 def counts(models: Iterable[Resident], now: float) -> dict[str, int]:
     """Return the number of models in each state that metrics show."""
-    found = dict.fromkeys(
-        (*(each.value for each in ModelPhase if each is not ModelPhase.ABSENT), "failed"), 0
-    )
+    found = dict.fromkeys(STATES, 0)
     for model in models:
         if model.phase is not ModelPhase.ABSENT:
             found[model.phase.value] += 1

@@ -4,19 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from gateway.ir.context import CallSequence, ModelRef
-from gateway.residency.held import HeldModel
+from gateway.residency.homes import HeldModel
 from gateway.routing.sequence_affinity import SequenceAffinity, SequenceKey
-
-
-@dataclass(slots=True, eq=False)
-class OpenSequence:
-    """A sequence that holds a reference."""
-
-    held: HeldModel
-    used_at: float
 
 
 class HeldSequences:
@@ -30,7 +21,7 @@ class HeldSequences:
     def __init__(self, affinity: SequenceAffinity, clock: Callable[[], float]) -> None:
         self._affinity = affinity
         self._clock = clock
-        self._open: dict[SequenceKey, OpenSequence] = {}
+        self._open: dict[SequenceKey, HeldModel] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def close(self) -> None:
@@ -41,21 +32,22 @@ class HeldSequences:
     def resume(self, model: ModelRef, sequence: CallSequence) -> HeldModel | None:
         """Return the reference of an open sequence; None if the call begins it."""
         key: SequenceKey = (model.name, sequence.id)
-        found: OpenSequence | None = self._open.pop(key, None)
+        found = self._open.pop(key, None)
         if found is None:
             return None
         if sequence.start:
-            found.held.release()
+            found.release()
             return None
         found.used_at = self._clock()
         self._open[key] = found
-        found.held.home.controller.plan.use(found.held.model)
-        return found.held
+        found.home.controller.plan.use(found.model)
+        return found
 
     def begin(self, model: ModelRef, sequence: CallSequence, held: HeldModel) -> HeldModel:
         """Let a sequence hold a reference, beside that of its first call."""
         held.model.uses += 1
-        self._open[model.name, sequence.id] = OpenSequence(held, self._clock())
+        held.used_at = self._clock()
+        self._open[model.name, sequence.id] = held
         if self._timer is None:
             self._watch()
         return held
@@ -64,7 +56,7 @@ class HeldSequences:
         """Give back the reference of a sequence that is over."""
         found = self._open.pop((model, sequence.id), None)
         if found is not None:
-            found.held.release()
+            found.release()
 
     def _watch(self) -> None:
         """Release the references of sequences that have been idle for long."""
@@ -77,5 +69,5 @@ class HeldSequences:
                 self._timer = loop.call_later(delay_s, self._watch)
                 return
             del self._open[key]
-            oldest.held.release()
+            oldest.release()
         self._timer = None

@@ -20,8 +20,7 @@ from gateway.settings.setting import Setting
 from gateway.settings.units import parse_duration
 
 if TYPE_CHECKING:
-    from gateway.residency.controller import WaitRules
-    from gateway.residency.plan import PlanRules
+    from gateway.residency.plan import ResidencyRules
 
 NEVER: Final = "never"
 LOCAL_NAME: Final = "gateway"
@@ -105,26 +104,17 @@ class ResidencyConfig(Model):
             return 1
         return self.cost.get(name, self.default_cost or 0)
 
-    def plan_rules(self) -> PlanRules:
-        """Return what the plan of an endpoint decides by."""
-        from gateway.residency.plan import PlanRules  # noqa: PLC0415  # only with the key
+    def rules(self) -> ResidencyRules:
+        """Return what loads, unloads and waits are decided by."""
+        from gateway.residency.plan import ResidencyRules  # noqa: PLC0415  # only with the key
 
-        return PlanRules(
+        return ResidencyRules(
             room=self.room,
             cost=self.cost_of,
             loads=self.loads,
             drain_after_s=self.drain_after,
             idle_s=math.inf if self.idle is None else self.idle,
             retry_failed_s=self.retry_failed,
-        )
-
-    def wait_rules(self) -> WaitRules:
-        """Return the limits of loads and waits."""
-        from gateway.residency.controller import (  # noqa: PLC0415  # only with the key
-            WaitRules,
-        )
-
-        return WaitRules(
             load_timeout_s=self.load_timeout,
             wait_s=self.wait,
             queued=self.queued,

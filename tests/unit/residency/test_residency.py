@@ -27,7 +27,7 @@ from gateway.ir.calls import (
 from gateway.ir.context import CallSequence, ModelRef
 from gateway.ir.errors import ConnectFailure, LoadFailed, ModelNotFound, Unavailable, UpstreamError
 from gateway.ir.metadata import ModelMetadata, ModelState, RepositoryEntry
-from gateway.residency.controller import ResidencyController, WaitRules
+from gateway.residency.controller import ResidencyController
 from gateway.residency.layer import Residency
 from gateway.residency.plan import ModelPhase
 from gateway.residency.server import EndpointServer
@@ -134,9 +134,9 @@ def run(
 
         def make(endpoint: Endpoint, pinned: tuple[str, ...]) -> ResidencyController:
             server = EndpointServer(endpoint, 60.0, now)
-            waits = WaitRules(allow=globs(allow))
+            own = rules(room, allow=globs(allow))
             return ResidencyController(
-                endpoint.name, server, rules(room), waits, Uncounted(), pinned=pinned, clock=now
+                endpoint.name, server, own, Uncounted(), pinned=pinned, clock=now
             )
 
         inner = Entries(endpoints, endpoints, endpoints)
