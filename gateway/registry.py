@@ -50,6 +50,7 @@ BACKENDS: dict[str, str] = {
 }
 
 EXTENSIONS: dict[str, str] = {
+    "access": "gateway.access.extension:EXTENSION",
     "residency": "gateway.residency.extension:EXTENSION",
     "quotas": "gateway.quotas.extension:EXTENSION",
     "migration": "gateway.migration:EXTENSION",

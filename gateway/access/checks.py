@@ -7,37 +7,15 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from gateway import registry
-from gateway.access.authenticator import Mode
-from gateway.config.models import Config, ListenerConfig, UpstreamConfig
+from gateway.config.models import Config
 from gateway.config.yaml_tree import Finding, KeyPath, path_text
 from gateway.ir.identity import ANONYMOUS
-from gateway.policies.forward_headers import FORWARD_HEADERS
 from gateway.telemetry.access_metrics import OTHER
-
-
-def mode_of(listener: ListenerConfig, config: Config) -> Mode:
-    """Return whether the clients of a listener need a credential."""
-    if listener.authentication is not None:
-        return listener.authentication
-    return "required" if has_credentials(config) else "off"
-
-
-def has_credentials(config: Config) -> bool:
-    """Return whether there is a kind of credential that names clients."""
-    security = config.security
-    has_kinds = security.keys or security.jwt or security.certificates or security.proxies
-    has_clients = any(each.certificates or each.unix_users for each in config.clients.values())
-    return bool(has_kinds or has_clients or security.authenticator)
 
 
 def is_url(jwks: str) -> bool:
     """Return whether a key set is fetched; otherwise it is a file."""
     return jwks.startswith(("https://", "http://"))
-
-
-def gets_authorization(upstream: UpstreamConfig) -> bool:
-    """Return whether an upstream gets the header `authorization` of clients that have a name."""
-    return any(name.lower() == "authorization" for name in FORWARD_HEADERS.of(upstream))
 
 
 def check_access(config: Config) -> Iterator[Finding]:

@@ -1,7 +1,7 @@
 """Who may call the listeners of a process: built from the configuration, and kept up to date.
 
-The files of credentials are compared every second, by content.  `access_checks` has the errors of
-the configuration, and `key_set_sources` what fetches key sets.
+The files of credentials are compared every second, by content. `checks` has the errors of the
+configuration.
 """
 
 from __future__ import annotations
@@ -13,27 +13,39 @@ from functools import partial
 from hashlib import sha256
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import structlog
 from prometheus_client.core import Metric
-from prometheus_client.registry import Collector
 
 from gateway import registry
-from gateway.access.authenticator import AccessRules, ListenerAuthenticator, Proxy
+from gateway.access.authenticator import AccessRules, ListenerAuthenticator, Mode, Proxy
+from gateway.access.checks import is_url
 from gateway.access.clients import Clients
+from gateway.access.external import ExternalAccess
 from gateway.access.key_file import KeyFile, read_key_file
-from gateway.access.key_sets import FetchedKeySet, KeySet, VerifyKey, read_key_set
+from gateway.access.key_sets import (
+    FETCH_TIMEOUT_S,
+    MAX_BYTES,
+    FetchedKeySet,
+    KeySet,
+    KeySetError,
+    VerifyKey,
+    read_key_set,
+)
 from gateway.access.package_authenticator import PackageAuthenticator
 from gateway.access.tokens import CheckBudget, Issuer, JwtReader
+from gateway.api.access import Gatekeeper
 from gateway.api.start_error import StartError
-from gateway.app.access.key_set_sources import KeySetSource
-from gateway.app.check.access_checks import gets_authorization, is_url, mode_of
+from gateway.app.listen.certificates import client_tls
+from gateway.app.run.fetch import fetch
 from gateway.concurrency.background import start_background
 from gateway.concurrency.polling import Polling
 from gateway.config.access import JwtConfig
 from gateway.config.load import LoadedConfig
-from gateway.config.models import ListenerConfig
+from gateway.config.models import Config
+from gateway.policies.forward_headers import forwards_authorization
+from gateway.settings.config_view import ConfigView
 from gateway.telemetry import names
 from gateway.telemetry.families import counter_family
 from gateway.telemetry.reload_metrics import APPLIED, FAILED
@@ -43,12 +55,17 @@ log = structlog.get_logger(__name__)
 
 V = TypeVar("V")
 
+_OK: Final = 200
 
-class AccessControl(Collector):
+
+class AccessControl(Gatekeeper):
     """What names the clients of all listeners of a process.
 
     Args:
         loaded: The configuration.
+
+    Attributes:
+        external: The program that decides about calls.
 
     Raises:
         StartError: A file of credentials cannot be used.
@@ -62,18 +79,18 @@ class AccessControl(Collector):
         self._listeners: dict[str, ListenerAuthenticator] = {}
         self._polling = Polling(self.look)
         self._loaded = loaded
+        self.external = ExternalAccess()
         self._sources = _Sources(loaded, None, self)
         self._rules = self._sources.rules()
 
-    def authenticator(self, listener: ListenerConfig) -> ListenerAuthenticator | None:
+    def authenticator(self, listener: str, /) -> ListenerAuthenticator | None:
         """Return what names the clients of a listener; None if nobody asks."""
-        found = ListenerAuthenticator(
-            listener.name, mode_of(listener, self._loaded.config), self._rules, self._count
-        )
-        self._listeners[listener.name] = found
+        mode = _modes(self._loaded.config)[listener]
+        found = ListenerAuthenticator(listener, mode, self._rules, self._count)
+        self._listeners[listener] = found
         return None if found.mode == "off" else found
 
-    def needs_client(self, listener: str) -> bool:
+    def needs_client(self, listener: str, /) -> bool:
         """Return whether each request of a listener needs a credential."""
         found = self._listeners.get(listener)
         return found is not None and found.mode == "required"
@@ -82,7 +99,7 @@ class AccessControl(Collector):
         """Return the header with an API key, in lower case."""
         return self._rules.key_header
 
-    def prepare(self, loaded: LoadedConfig) -> Callable[[], dict[str, ListenerAuthenticator]]:
+    def prepare(self, config: ConfigView, /) -> Callable[[], dict[str, ListenerAuthenticator]]:
         """Read the files of another configuration; return what puts it in force.
 
         That returns the authenticators of the listeners that ask from then on.
@@ -90,6 +107,7 @@ class AccessControl(Collector):
         Raises:
             StartError: A file of credentials cannot be used.
         """
+        loaded = LoadedConfig.of(config)
         return partial(self._change, loaded, _Sources(loaded, self._sources, self))
 
     def _change(self, loaded: LoadedConfig, sources: _Sources) -> dict[str, ListenerAuthenticator]:
@@ -99,8 +117,8 @@ class AccessControl(Collector):
         if self._polling.is_running:
             old.stop_fetches(kept=sources)
             sources.start_fetches()
-        for listener in loaded.config.listeners:
-            self._listeners[listener.name].mode = mode_of(listener, loaded.config)
+        for listener, mode in _modes(loaded.config).items():
+            self._listeners[listener].mode = mode
         return {name: each for name, each in self._listeners.items() if each.mode != "off"}
 
     def status(self) -> list[dict[str, Any]]:
@@ -122,7 +140,7 @@ class AccessControl(Collector):
             for each in self._sources.files
         ]
 
-    def unread_key_set(self) -> str:
+    def obstacle(self) -> str:
         """Return that no key set of an issuer was read since the start; "" if all of them were.
 
         Once all of them were read the answer is "": an issuer that a reload adds, or that is away,
@@ -133,8 +151,9 @@ class AccessControl(Collector):
         return f"no key set of issuer {unread} was read yet" if unread else ""
 
     def tls_files(self) -> list[TlsFiles]:
-        """Return the TLS files towards the servers of key sets."""
-        return self._sources.tls_files()
+        """Return the TLS files towards the servers of key sets, and the program that decides."""
+        external = self.external.tls
+        return [*([] if external is None else [external]), *self._sources.tls_files()]
 
     def start(self) -> None:
         """Begin to look at the files, and to fetch key sets."""
@@ -200,6 +219,11 @@ class AccessControl(Collector):
         if self._problems.get(file) != reason:
             self._problems[file] = reason
             log.error("credentials not reloaded", file=file, reason=reason)
+
+
+def _modes(config: Config) -> dict[str, Mode]:
+    """Return whether the clients of each listener need a credential."""
+    return {each.name: config.authentication_of(each) for each in config.listeners}
 
 
 class _WatchedFile(Generic[V]):
@@ -325,7 +349,7 @@ class _Sources:
             other=self._other,
             public_health=security.public_health,
             keeps_authorization=any(
-                gets_authorization(each) for each in self._config.upstreams.values()
+                forwards_authorization(each) for each in self._config.upstreams.values()
             ),
         )
 
@@ -429,3 +453,39 @@ class _IssuerSource:
         self.fetched: FetchedKeySet | None = None
         self.file: _WatchedFile[Any] | None = None
         self.task: asyncio.Task[None] | None = None
+
+
+class KeySetSource:
+    """Fetches the key set of an issuer.
+
+    Args:
+        config: The issuer.
+        directory: TLS files are relative to it.
+
+    Attributes:
+        tls: Its TLS files; None where the system's authorities are used.
+
+    Raises:
+        OSError: A TLS file cannot be read.
+        ValueError: A TLS file has invalid content.
+    """
+
+    def __init__(self, config: JwtConfig, directory: Path) -> None:
+        self._url = config.jwks
+        self.tls: TlsFiles | None = None
+        if config.tls is not None:
+            self.tls = TlsFiles(f"jwks {config.name}", client_tls(config.tls, directory))
+
+    async def fetch(self) -> bytes:
+        """Return the bytes of the key set. Raises GatewayError, OSError, KeySetError."""
+        context = None if self.tls is None else self.tls.context()
+        response = await fetch(
+            self._url,
+            accept="application/json",
+            timeout_s=FETCH_TIMEOUT_S,
+            max_bytes=MAX_BYTES,
+            tls=context,
+        )
+        if response.status != _OK:
+            raise KeySetError(f"the server replied with status {response.status}; expected 200")
+        return bytes(response.view)

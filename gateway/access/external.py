@@ -84,7 +84,7 @@ class ExternalAccess:
     def _open(self, settings: ExternalConfig) -> Decide:
         if settings.grpc is not None:
             # Calls in progress may still use the client of an earlier configuration.
-            from gateway.app.access.envoy_check import check  # noqa: PLC0415  # only with such a server
+            from gateway.access.envoy_check import check  # noqa: PLC0415  # only with such a server
 
             client = grpc_client("native", settings.address, ClientLimits(), tls=self.tls)
             self._clients.append(client)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 
+from gateway.api.access import ExampleCall, ExplainedAccess
 from gateway.config.models import Config
 from gateway.config.permissions import RuleConfig
 from gateway.config.yaml_tree import Finding
@@ -101,67 +102,6 @@ def check_rules(config: Config) -> Iterator[Finding]:
             yield path, f"duplicate name {name!r}: each of the rules needs a different name"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExampleCall:
-    """A call that `gateway explain` asks about.
-
-    Attributes:
-        client: Its name; "anonymous" for none.
-        groups: Besides those of the configuration.
-        claims: The claims of its token.
-        operation: One of `operations.OPERATIONS`.
-        model: "" for none.
-        listener: "" for the first one.
-        route: The route that it would take; "" for none.
-    """
-
-    client: str
-    operation: str = INFERENCE
-    model: str = ""
-    version: str = ""
-    protocol: str = ""
-    listener: str = ""
-    route: str = ""
-    groups: Sequence[str] = ()
-    claims: Mapping[str, Sequence[str]]
-    size: Size
-
-
-@dataclass(frozen=True, slots=True)
-class ExplainedAccess:
-    """Whether a client may make a call.
-
-    Attributes:
-        decision: "allow" or "deny".
-        rule: The first rule that decides; None if no rule does.
-        quotas: Names of the quotas that count the call.
-        rehearsed: What would be decided if rules with `mode: shadow` were enforced, and by which
-            rule; None if that is the same.
-        nearest: Where no rule decides, the rule of which the fewest conditions fail; None for none.
-        failed: What fails of it.
-    """
-
-    decision: str
-    rule: str | None
-    quotas: tuple[str, ...] = ()
-    rehearsed: str | None = None
-    nearest: str | None = None
-    failed: str = ""
-
-    @property
-    def is_allowed(self) -> bool:
-        """Whether the client may make the call."""
-        return self.decision == "allow"
-
-    def __str__(self) -> str:
-        if self.rule is not None:
-            return f"{self.decision}, rule {self.rule}"
-        if self.is_allowed:
-            return f"{self.decision}, no rule is needed"
-        nearest = "" if self.nearest is None else f"; nearest is rule {self.nearest}: {self.failed}"
-        return f"{self.decision}, no rule allows it{nearest}"
-
-
 def explain_access(config: Config, example: ExampleCall) -> ExplainedAccess:
     """Decide about a call by the rules of *config*.
 
@@ -170,13 +110,14 @@ def explain_access(config: Config, example: ExampleCall) -> ExplainedAccess:
     """
     identity = identity_of(config, example)
     facts = facts_of(config, example)
-    decision, rehearsed = _decide(config, identity, facts, example)
+    size = Size(example.elements, example.size_bytes)
+    decision, rehearsed = _decide(config, identity, facts, size)
 
     def explained(found: AccessDecision, *, with_rehearsed: bool) -> ExplainedAccess:
         nearest = None
         if not found.is_allowed and found.rule is None:
             rules = access_rules(config, rehearsed=with_rehearsed)
-            nearest = Permissions(rules).nearest(identity, facts, example.size)
+            nearest = Permissions(rules).nearest(identity, facts, size)
         name, failed = nearest or (None, "")
         verdict = "allow" if found.is_allowed else "deny"
         return ExplainedAccess(verdict, found.rule, nearest=name, failed=failed)
@@ -218,9 +159,7 @@ def facts_of(config: Config, example: ExampleCall) -> Facts:
     return Facts(example.operation, model, example.version, example.protocol, listener.name)
 
 
-def _decide(
-    config: Config, identity: Identity, facts: Facts, example: ExampleCall
-) -> list[AccessDecision]:
+def _decide(config: Config, identity: Identity, facts: Facts, size: Size) -> list[AccessDecision]:
     """Return what is decided about a call, and what would be if all rules were enforced."""
     is_public = facts.operation == HEALTH and facts.model is None and config.security.public_health
     if not config.security.rules or is_public:
@@ -228,8 +167,6 @@ def _decide(
     enforced, rehearsal = permissions_of(config)
     lists = facts.model is None and facts.operation in LISTED
     return [
-        each.may_list(identity, facts)
-        if lists
-        else each.decide(identity, facts, lambda: example.size)
+        each.may_list(identity, facts) if lists else each.decide(identity, facts, lambda: size)
         for each in (enforced, rehearsal or enforced)
     ]

@@ -7,12 +7,14 @@ follows the version of the API; the other classes here may change with any relea
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from pathlib import Path
 from socket import socket
 from types import MappingProxyType
-from typing import Any, Final, Protocol, TypeVar, runtime_checkable
+from typing import Any, Final, Protocol, TypeVar
 
 from prometheus_client.core import Metric as MetricFamily
 
+from gateway.api.access import ExampleCall, ExplainedAccess, Gatekeeper
 from gateway.api.admin import AdminRoute
 from gateway.api.layer import Layer, LayerContext
 from gateway.api.tap import CountCall, RouteTap, Tap
@@ -162,6 +164,11 @@ class ServingPart:
         """Called with each inference or unread call of a client; None for nothing."""
         return None
 
+    @property
+    def client_access(self) -> Gatekeeper | None:
+        """Knows who calls; None, as for all extensions but one."""
+        return None
+
     def route_taps(self) -> Mapping[str, RouteTap]:
         """Return what receives chosen calls of routes, by the name of the route."""
         return {}
@@ -271,8 +278,7 @@ class LeadingPart:
         """End, after the serving processes; idempotent."""
 
 
-@runtime_checkable
-class Extension(Protocol):
+class Extension:
     """A wing, found by entry points of the group `gateway.extensions`.
 
     It needs a `name`. What it leaves out has the defaults here.
@@ -302,6 +308,28 @@ class Extension(Protocol):
     def warnings(self, _config: ConfigView, /) -> Iterator[Finding]:
         """Yield what is probably not meant; `gateway validate --strict` makes them errors."""
         return iter(())
+
+    def check_file(self, _path: tuple[str | int, ...], _file: Path, /) -> None:
+        """Check a file that the configuration names at a path of keys, if the extension reads it.
+
+        Raises:
+            OSError: It cannot be read.
+            ValueError: Its content is wrong.
+        """
+
+    def client_names(self, _config: ConfigView, /) -> Iterable[str]:
+        """Return the names of clients in its files; none where a file cannot be read here."""
+        return ()
+
+    def explain_access(
+        self, _config: ConfigView, _example: ExampleCall, found: ExplainedAccess, /
+    ) -> ExplainedAccess:
+        """Return what is decided about a call, given what the extensions before it say.
+
+        Raises:
+            LookupError: The configuration has no such listener.
+        """
+        return found
 
     def apply_changes(self, config: ConfigView, _changes: Mapping[str, Any], /) -> ConfigView:
         """Return the configuration with changes that an operator made at run time.
@@ -374,21 +402,9 @@ class CompletedExtension(Extension):
 
     def __init__(self, own: Any) -> None:
         self.name = own.name
-        for member in _MEMBERS:
+        for member in _public(Extension):
             if hasattr(own, member):
                 setattr(self, member, getattr(own, member))
 
 
 _ALMOST: Final = 0.75  # of the letters
-_MEMBERS: Final = (
-    "settings",
-    "metrics",
-    "commands",
-    "recorded_calls",
-    "check",
-    "warnings",
-    "apply_changes",
-    "model_loader",
-    "serve",
-    "lead",
-)

@@ -31,6 +31,7 @@ from gateway.policies import (
     tap,
     transform_tensors,
 )
+from gateway.policies.access.layers import OWN_REGIONS, OWN_SEQUENCES
 from gateway.policies.batch.layers import BATCH, DROP_HEADERS, NORMALIZE_OUTPUTS
 from gateway.policies.limits import fair_share, hedge, policy, sequences, shed_load
 from gateway.policies.limits.adaptive.layer import ADAPTIVE_LAYER
@@ -49,9 +50,6 @@ LAYERS: Final[Mapping[str, tuple[Row, ...]]] = MappingProxyType(
         "listener": (
             listener.OBSERVE,
             listener.TRACE_CALL,
-            listener.AUTHORISE,
-            listener.ASK_EXTERNAL,
-            listener.ASK_AUTHORISER,
             *extension_layers("listener"),
             shed_load.LAYER,
             PACKAGES,
@@ -61,8 +59,8 @@ LAYERS: Final[Mapping[str, tuple[Row, ...]]] = MappingProxyType(
             listener.USAGE_STATISTICS,
             listener.COUNT_MODELS,
             listener.REFRESH_MODEL_INDEX,
-            listener.OWN_SEQUENCES,
-            listener.OWN_REGIONS,
+            OWN_SEQUENCES,
+            OWN_REGIONS,
             SHARED_MEMORY_LAYER,
             READERS,
             End("Router", "chooses the route by model, version and protocol"),

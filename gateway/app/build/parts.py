@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 
 from prometheus_client.core import Metric
 
+from gateway.api.access import Gatekeeper
 from gateway.api.admin import AdminRoute
 from gateway.api.extension import (
     LeadingPart,
@@ -123,6 +124,19 @@ class ServingParts:
         for part in self._parts.values():
             found |= await part.status()
         return found
+
+    @property
+    def client_access(self) -> Gatekeeper:
+        """What knows who calls.
+
+        Raises:
+            StartError: No part has it, or several have.
+        """
+        parts = self._parts.values()
+        found = [part.client_access for part in parts if part.client_access is not None]
+        if len(found) != 1:
+            raise StartError(f"{len(found)} extensions say who calls; expected one")
+        return found[0]
 
     @property
     def tap(self) -> Tap | None:

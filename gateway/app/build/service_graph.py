@@ -17,7 +17,6 @@ import structlog
 from gateway import __version__
 from gateway.api.extension import ModelPlacement, TrafficShift
 from gateway.api.layer import Layer
-from gateway.app.access.permissions import listener_access, names_clients
 from gateway.app.admin.status.document import route_entries, upstream_entries
 from gateway.app.build.batching import share_upstream_calls
 from gateway.app.build.chain_context import ChainContext, Keep, Sections, keep_nothing
@@ -43,7 +42,7 @@ from gateway.app.build.routes import (
     routes_of_models,
 )
 from gateway.app.build.upstreams import BuiltUpstream, build_upstream
-from gateway.app.chains.listener import NO_ACCESS, ClientAccess, ServedModels
+from gateway.app.chains.listener import ServedModels
 from gateway.app.chains.tracing import Spans
 from gateway.app.layers import build_chain
 from gateway.app.listen.listeners import ListenerEntry, max_message_bytes
@@ -54,7 +53,7 @@ from gateway.config.load import LoadedConfig
 from gateway.config.models import Config, ListenerConfig, UpstreamConfig
 from gateway.ir.metadata import ServerMetadata
 from gateway.policies.access.authorise import ListenerAccess
-from gateway.policies.access.owners import SequenceIds
+from gateway.policies.access.layers import ClientAccess
 from gateway.policies.limits.sequences import SEQUENCE_IDLE
 from gateway.policies.shared_memory.forwarded import ForwardRegions
 from gateway.policies.shared_memory.layer import SHARED_MEMORY, SharedRegions
@@ -114,7 +113,6 @@ class ServiceGraph:
         self.config = config = loaded.config
         self._process = process
         self.parts: KeptParts = KeptParts.after(None if previous is None else previous.parts)
-        process.metrics.access.allow_clients(config.clients)
         process.metrics.allow_models({*config.models, *config.pipelines, *named_models(config)})
         self._declarations = read_declarations(config, loaded.directory)
         self.models: BuiltModels = build_models(
@@ -146,8 +144,6 @@ class ServiceGraph:
         self.server: ServerInfo = self._server_info(routes, matcher, online=online)
         self.pipelines.step_router.connect(routes, own, self.server)
         model_keys = ModelKeyIndex(self.server, matcher.matches_model)
-        counts = process.metrics.access
-        access = listener_access(config, counts.denied, counts.rehearsed)
         route_names = [built.ruled.name for built in routes for _ in built.ruled.rules]
         notes = process.parts.reply_notes(loaded)
         is_read = bool(configured_readers(self.loaded))
@@ -158,22 +154,23 @@ class ServiceGraph:
             for name, built in self.upstreams.items()
             if built.http is not None
         }
-        services = {
-            listener.name: self._listener_entry(
-                listener,
-                access.get(listener.name),
+        parts: dict[str, tuple[object, ...]] = {
+            listener.name: tuple(
                 process.parts.listener_parts(
                     loaded, listener.name, lambda call: matched_name(matcher, route_names, call)
-                ),
+                )
             )
             for listener in config.listeners
+        }
+        services = {
+            each.name: self._listener_entry(each, parts[each.name]) for each in config.listeners
         }
         self.entries: Mapping[str, ListenerEntry] = {
             name: ListenerEntry(
                 service,
                 model_keys,
                 http_clients,
-                access.get(name),
+                _rules_of(parts.get(name, ())),
                 notes,
                 self._declarations,
             )
@@ -427,17 +424,14 @@ class ServiceGraph:
     def _listener_entry(
         self,
         listener: ListenerConfig,
-        rules: ListenerAccess | None,
         parts: Iterable[object],
     ) -> Service:
-        external = self._process.external.layer(self.loaded, listener)
-        access = ClientAccess(rules, external, self._sequence_ids())
         return self._entry(
             self.config.default_model_of(listener),
             self._shared_memory_mode(listener),
             self._upstream_identity if listener.identity == "upstream" else lambda: None,
             listener,
-            (access, *parts),
+            parts,
         )
 
     def _shared_memory_mode(self, listener: ListenerConfig) -> SharedMemoryMode:
@@ -457,7 +451,7 @@ class ServiceGraph:
         memory: SharedMemoryMode,
         identity: Callable[[], ServerMetadata | None] = lambda: None,
         listener: ListenerConfig | None = None,
-        parts: Iterable[object] = (NO_ACCESS,),
+        parts: Iterable[object] = (),
     ) -> Service:
         process = self._process
         services = {name: target.service for name, target in self._targets.items()}
@@ -506,12 +500,6 @@ class ServiceGraph:
             metrics=self._process.metrics,
             keep=keep,
         )
-
-    def _sequence_ids(self) -> SequenceIds | None:
-        """Return the ids of sequences at their servers; None if all calls are of one client."""
-        process, config = self._process, self.config
-        process.sequence_ids.idle_s = SEQUENCE_IDLE.of(config.policies)
-        return process.sequence_ids if names_clients(config) else None
 
     def _upstream_identity(self) -> ServerMetadata | None:
         """Return the metadata of the first server that has told them; None if none has."""
@@ -564,6 +552,12 @@ class ServiceGraph:
             ),
             indexes,
         )
+
+
+def _rules_of(parts: Iterable[object]) -> ListenerAccess | None:
+    """Return what the clients of a listener with these parts may do; None if there are no rules."""
+    found = (each.rules for each in parts if isinstance(each, ClientAccess))
+    return next(found, None)
 
 
 async def _probe_once(upstreams: Sequence[BuiltUpstream]) -> None:

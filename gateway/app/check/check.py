@@ -6,11 +6,9 @@ from ipaddress import ip_address
 from socket import AF_INET, AF_INET6, SOCK_DGRAM, gethostname, socket
 from typing import Any, Final
 
-from gateway.app.access.permissions import check_rules
 from gateway.app.build.declarations import check_declarations
 from gateway.app.build.pipeline_graphs import check_graphs
 from gateway.app.build.route_rules import required_routes, ruled_routes, target_name
-from gateway.app.check.access_checks import check_access
 from gateway.app.check.exposure import forbid_exposure
 from gateway.app.check.strict_checks import strict_findings
 from gateway.app.check.tls_checks import check_tls
@@ -115,8 +113,6 @@ def _findings(config: Config) -> Iterator[Finding]:
     yield from check_workers(config)
     yield from check_model_control(config, ROLLING_LOAD, LOAD)
     yield from check_tls(config)
-    yield from check_rules(config)
-    yield from check_access(config)
 
 
 def _unsent_headers(at: KeyPath, upstream: UpstreamConfig) -> Iterator[Finding]:

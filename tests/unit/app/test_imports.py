@@ -13,7 +13,6 @@ LAZY = {
     "gateway.residency.local",
     "gateway.residency.plan",
     "gateway.residency.steps",
-    "gateway.residency.transfers",
     "gateway.routing.rolling.layer",
     "prometheus_client.parser",
 }
