@@ -27,7 +27,8 @@ def step(plan: ResidencyPlan, now: float) -> Actions:
     if coming < 0:  # others have loaded more than there is room for
         coming += _make_room(plan, -coming, None, now, actions)
     free = max(0, free)
-    slots = plan.rules.loads - _own_loads(plan)
+    loading = (each for each in plan.models.values() if each.phase is ModelPhase.LOADING)
+    slots = plan.rules.loads - sum(each.is_own for each in loading)
     is_complete = True
     for model in _absent(plan, now):
         if slots <= 0:
@@ -73,10 +74,6 @@ def due(plan: ResidencyPlan, now: float) -> float | None:
 def _patience_s(plan: ResidencyPlan) -> float:
     """Return how long a model that does not end its calls is waited for."""
     return plan.rules.drain_after_s * _STUCK
-
-
-def _own_loads(plan: ResidencyPlan) -> int:
-    return sum(each.phase is ModelPhase.LOADING and each.is_own for each in plan.models.values())
 
 
 def _coming(plan: ResidencyPlan, now: float) -> int:

@@ -109,10 +109,6 @@ class ServingParts:
                 parts[name] = part
         return cls(parts)
 
-    def __getitem__(self, name: str) -> ServingPart:
-        """Return the part of an extension. Raises KeyError."""
-        return self._parts[name]
-
     def place(self, placements: Mapping[str, ModelPlacement]) -> None:
         """Tell all parts what places models from now on, by upstream."""
         for part in self._parts.values():
