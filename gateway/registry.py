@@ -50,16 +50,28 @@ BACKENDS: dict[str, str] = {
 }
 
 EXTENSIONS: dict[str, str] = {
-    "migration": "gateway.migration:EXTENSION",
+    "access": "gateway.access.extension:EXTENSION",
+    "residency": "gateway.residency.extension:EXTENSION",
     "quotas": "gateway.quotas.extension:EXTENSION",
+    "migration": "gateway.migration:EXTENSION",
 }
 
 
 @functools.cache
 def extensions() -> Mapping[str, Extension]:
     """Return all extensions by name: those of the gateway, then those of installed packages."""
-    found = {name: load_dotted(dotted) for name, dotted in EXTENSIONS.items()}
-    return {**_of_packages(_EXTENSIONS_GROUP, _completed).found, **found}
+    return {**_of_packages(_EXTENSIONS_GROUP, _completed).found, **_own_extensions()}
+
+
+@functools.cache
+def _own_extensions() -> Mapping[str, Extension]:
+    return {name: load_dotted(dotted) for name, dotted in EXTENSIONS.items()}
+
+
+def extension_layers(chain: Chain) -> tuple[Layer, ...]:
+    """Return the layers that extensions of the gateway itself have in a chain, in their order."""
+    found = (layer for extension in _own_extensions().values() for layer in extension.layers)
+    return tuple(layer for layer in found if layer.chain == chain)
 
 
 def _completed(name: str, found: Any) -> Extension:
@@ -70,6 +82,10 @@ def _completed(name: str, found: Any) -> Extension:
         message = f"extension {name!r} is a {kind}; expected a gateway.api.Extension"
         raise LookupError(message)  # noqa: TRY004  # the object is wrong, not an argument
     check_spelling(f"extension {name!r}", found, Extension)
+    if getattr(found, "layers", ()):
+        raise LookupError(
+            f"extension {name!r} has layers; expected an entry point of {_LAYERS_GROUP!r} for each"
+        )
     completed = found if isinstance(found, Extension) else CompletedExtension(found)
     _check_places(f"extension {name!r}", completed.settings)
     return completed
@@ -239,9 +255,8 @@ def recorded_calls() -> Any:
         LookupError: No extension has one, or it cannot be imported.
     """
     for extension in extensions().values():
-        dotted: str | None = getattr(extension, "recorded_calls", None)
-        if dotted is not None:
-            return load_dotted(dotted)
+        if extension.recorded_calls:
+            return load_dotted(extension.recorded_calls)
     raise LookupError("no extension sends recorded calls; expected the migration kit")
 
 

@@ -39,7 +39,8 @@ def page_text() -> str:
     """Return the page as Markdown."""
     parts = [INTRODUCTION, *_table(METRICS)]
     for name in EXTENSIONS:
-        parts += ["", f"## The extension {name}", "", *_table(extensions()[name].metrics)]
+        metrics = extensions()[name].metrics
+        parts += ["", f"## The extension {name}", "", *_table(metrics)] if metrics else []
     return "\n".join(parts) + "\n"
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable
-from typing import Any, Protocol
+from abc import abstractmethod
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 from msgspec import Struct
+from prometheus_client.registry import Collector
 
 from gateway.ir.identity import Identity
+from gateway.settings.config_view import ConfigView
 
 Fields = Iterable[tuple[str, str | bytes]]
 """The headers or the metadata of a request. Names of headers may have capitals."""
@@ -61,3 +65,129 @@ class Authenticator(Protocol):
     def authenticate(self, credentials: Credentials, /) -> Identity | Awaitable[Identity]:
         """Return the client. Raises Unauthenticated, Overloaded, Unavailable."""
         ...
+
+
+@runtime_checkable
+class HidingAuthenticator(Authenticator, Protocol):
+    """An authenticator that reads headers which nothing behind it sees."""
+
+    def hidden(self, peer: Peer, /) -> frozenset[str]:
+        """Return these headers of a connection, in lower case."""
+        ...
+
+
+class Gatekeeper(Collector):
+    """Who calls the listeners of a process: by the configuration, and by files that change.
+
+    It has metrics, as a collector.
+    """
+
+    @abstractmethod
+    def authenticator(self, listener: str, /) -> Authenticator | None:
+        """Return what names the clients of a listener; None if nobody asks."""
+
+    @abstractmethod
+    def needs_client(self, listener: str, /) -> bool:
+        """Return whether each request of a listener needs a credential."""
+
+    @abstractmethod
+    def key_header(self) -> str:
+        """Return the header with an API key, in lower case."""
+
+    @abstractmethod
+    def prepare(self, config: ConfigView, /) -> Callable[[], Mapping[str, Authenticator]]:
+        """Read the files of another configuration; return what puts it in force.
+
+        That returns the authenticators of the listeners that ask from then on.
+
+        Raises:
+            StartError: A file cannot be used.
+        """
+
+    @abstractmethod
+    def status(self) -> Sequence[Mapping[str, Any]]:
+        """Return what is wrong with files, as warnings."""
+
+    @abstractmethod
+    def files(self) -> Sequence[Mapping[str, Any]]:
+        """Return the files, with the hash of what is in force of each."""
+
+    @abstractmethod
+    def obstacle(self) -> str:
+        """Return why no client can be named yet, so that the process is not ready; "" if it can."""
+
+    @abstractmethod
+    def tls_files(self) -> Sequence[Any]:
+        """Return the `TlsFiles` towards the servers that it asks."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """Begin to look at the files."""
+
+    @abstractmethod
+    async def stop(self) -> None:
+        """End that; idempotent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExampleCall:
+    """A call that `gateway explain` asks about.
+
+    Attributes:
+        client: Its name; "anonymous" for none.
+        groups: Besides those of the configuration.
+        claims: The claims of its token.
+        operation: One of `operations.OPERATIONS`.
+        model: "" for none.
+        listener: "" for the first one.
+        route: The route that it would take; "" for none.
+        elements: Elements of all inputs.
+        size_bytes: Size of all inputs.
+    """
+
+    client: str
+    operation: str = "inference"
+    model: str = ""
+    version: str = ""
+    protocol: str = ""
+    listener: str = ""
+    route: str = ""
+    groups: Sequence[str] = ()
+    claims: Mapping[str, Sequence[str]]
+    elements: int = 0
+    size_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedAccess:
+    """Whether a client may make a call.
+
+    Attributes:
+        decision: "allow" or "deny".
+        rule: The first rule that decides; None if no rule does.
+        quotas: Names of the quotas that count the call.
+        rehearsed: What would be decided if rules with `mode: shadow` were enforced, and by which
+            rule; None if that is the same.
+        nearest: Where no rule decides, the rule of which the fewest conditions fail; None for none.
+        failed: What fails of it.
+    """
+
+    decision: str = "allow"
+    rule: str | None = None
+    quotas: tuple[str, ...] = ()
+    rehearsed: str | None = None
+    nearest: str | None = None
+    failed: str = ""
+
+    @property
+    def is_allowed(self) -> bool:
+        """Whether the client may make the call."""
+        return self.decision == "allow"
+
+    def __str__(self) -> str:
+        if self.rule is not None:
+            return f"{self.decision}, rule {self.rule}"
+        if self.is_allowed:
+            return f"{self.decision}, no rule is needed"
+        nearest = "" if self.nearest is None else f"; nearest is rule {self.nearest}: {self.failed}"
+        return f"{self.decision}, no rule allows it{nearest}"

@@ -106,6 +106,9 @@ class AdminGateway(Protocol):
     async def status(self) -> Mapping[str, Any]:
         """Return the document of `/api/v1/status`."""
 
+    async def plain_status(self) -> Mapping[str, Any]:
+        """Return the document of `/status`, which has no traffic."""
+
     async def change(self, key: str, values: Mapping[str, Any], /) -> Json:
         """Change an extension at run time.
 

@@ -7,13 +7,16 @@ follows the version of the API; the other classes here may change with any relea
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from pathlib import Path
 from socket import socket
 from types import MappingProxyType
-from typing import Any, Final, Protocol, TypeVar, runtime_checkable
+from typing import Any, Final, Protocol, TypeVar
 
 from prometheus_client.core import Metric as MetricFamily
 
+from gateway.api.access import ExampleCall, ExplainedAccess, Gatekeeper
 from gateway.api.admin import AdminRoute
+from gateway.api.layer import Layer, LayerContext
 from gateway.api.tap import CountCall, RouteTap, Tap
 from gateway.ir.calls import Call
 from gateway.ir.errors import ErrorCode
@@ -109,7 +112,43 @@ class ServingProcess(Protocol):
         """Let the leading part decide soon; see `LeadingPart.on_notice`."""
 
 
-class ServingPart(Protocol):
+class ModelPlacement(Protocol):
+    """What decides which models a server holds, for an upstream or the gateway itself."""
+
+    def has(self, name: str, /) -> bool:
+        """Return whether a server has the model."""
+
+    def pin(self, name: str, /) -> None:
+        """Load a model, and keep it."""
+
+    def unpin(self, name: str, /) -> None:
+        """Let a model be unloaded for others again."""
+
+    async def evict(self, name: str, /) -> None:
+        """Unload a model, when its running calls have ended."""
+
+    async def document(self) -> list[dict[str, Any]]:
+        """Return what each endpoint holds."""
+
+
+class ModelLoader(ModelPlacement, Protocol):
+    """Loads the models of the gateway when calls need them."""
+
+    @property
+    def name(self) -> str:
+        """What the gateway is called among the upstreams."""
+
+    def follow(self, models: Mapping[str, Any], /) -> None:
+        """Have these models from now on, and begin to load those that are needed at once."""
+
+    def is_loadable(self, name: str, /) -> bool:
+        """Return whether calls of a model are possible, as far as is known."""
+
+    async def close(self) -> None:
+        """Load nothing more."""
+
+
+class ServingPart:
     """An extension's part of a serving process. Its faults change no call.
 
     A subclass overrides what it needs.
@@ -123,6 +162,11 @@ class ServingPart(Protocol):
     @property
     def on_call(self) -> CountCall | None:
         """Called with each inference or unread call of a client; None for nothing."""
+        return None
+
+    @property
+    def client_access(self) -> Gatekeeper | None:
+        """Knows who calls; None, as for all extensions but one."""
         return None
 
     def route_taps(self) -> Mapping[str, RouteTap]:
@@ -142,6 +186,13 @@ class ServingPart(Protocol):
     def reply_notes(self, _config: ConfigView, /) -> ReplyNotes | None:
         """Return what adds notes to the responses of all listeners; None for nothing."""
         return None
+
+    def place(self, _placements: Mapping[str, ModelPlacement], /) -> None:
+        """Receive what places models, by upstream; at the start, and when a reload changes it."""
+
+    async def status(self) -> Mapping[str, Any]:
+        """Return its documents in the status, by their keys."""
+        return {}
 
     async def start(self) -> None:
         """Begin, before the gateway listens. Raises StartError."""
@@ -227,8 +278,7 @@ class LeadingPart:
         """End, after the serving processes; idempotent."""
 
 
-@runtime_checkable
-class Extension(Protocol):
+class Extension:
     """A wing, found by entry points of the group `gateway.extensions`.
 
     It needs a `name`. What it leaves out has the defaults here.
@@ -238,12 +288,18 @@ class Extension(Protocol):
         settings: Its keys in the configuration file.
         metrics: Its metrics.
         commands: Its commands of `gateway`, each as "package.module:function".
+        layers: The layers of an extension of the gateway itself, in the order of calls. A package
+            has entry points of the group `gateway.layers`.
+        recorded_calls: What tries a loaded model with recorded calls, as "package.module:function";
+            "" for nothing. See `routing.rolling.settings.Trial`.
     """
 
     name: str
     settings: tuple[Setting[Any], ...] = ()
     metrics: tuple[Metric, ...] = ()
     commands: Mapping[str, str] = MappingProxyType({})
+    layers: tuple[Layer, ...] = ()
+    recorded_calls: str = ""
 
     def check(self, _config: ConfigView, /) -> Iterator[Finding]:
         """Yield what is wrong with its keys, beyond their types."""
@@ -253,6 +309,28 @@ class Extension(Protocol):
         """Yield what is probably not meant; `gateway validate --strict` makes them errors."""
         return iter(())
 
+    def check_file(self, _path: tuple[str | int, ...], _file: Path, /) -> None:
+        """Check a file that the configuration names at a path of keys, if the extension reads it.
+
+        Raises:
+            OSError: It cannot be read.
+            ValueError: Its content is wrong.
+        """
+
+    def client_names(self, _config: ConfigView, /) -> Iterable[str]:
+        """Return the names of clients in its files; none where a file cannot be read here."""
+        return ()
+
+    def explain_access(
+        self, _config: ConfigView, _example: ExampleCall, found: ExplainedAccess, /
+    ) -> ExplainedAccess:
+        """Return what is decided about a call, given what the extensions before it say.
+
+        Raises:
+            LookupError: The configuration has no such listener.
+        """
+        return found
+
     def apply_changes(self, config: ConfigView, _changes: Mapping[str, Any], /) -> ConfigView:
         """Return the configuration with changes that an operator made at run time.
 
@@ -261,6 +339,13 @@ class Extension(Protocol):
             ValueError: A change is invalid.
         """
         return config
+
+    def model_loader(self, _config: ConfigView, /) -> Callable[[LayerContext], ModelLoader] | None:
+        """Return what makes the loader of the gateway's models; None if the start loads them.
+
+        It is called for each configuration, and `LayerContext.kept` has the loader before it.
+        """
+        return None
 
     def serve(self, _process: ServingProcess, /) -> ServingPart | None:
         """Return its part of a serving process; None if the configuration needs none."""
@@ -317,19 +402,9 @@ class CompletedExtension(Extension):
 
     def __init__(self, own: Any) -> None:
         self.name = own.name
-        for member in _MEMBERS:
+        for member in _public(Extension):
             if hasattr(own, member):
                 setattr(self, member, getattr(own, member))
 
 
 _ALMOST: Final = 0.75  # of the letters
-_MEMBERS: Final = (
-    "settings",
-    "metrics",
-    "commands",
-    "check",
-    "warnings",
-    "apply_changes",
-    "serve",
-    "lead",
-)

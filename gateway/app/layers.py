@@ -31,15 +31,14 @@ from gateway.policies import (
     tap,
     transform_tensors,
 )
+from gateway.policies.access.layers import OWN_REGIONS, OWN_SEQUENCES
 from gateway.policies.batch.layers import BATCH, DROP_HEADERS, NORMALIZE_OUTPUTS
 from gateway.policies.limits import fair_share, hedge, policy, sequences, shed_load
 from gateway.policies.limits.adaptive.layer import ADAPTIVE_LAYER
 from gateway.policies.shared_memory.layer import SHARED_MEMORY_LAYER
-from gateway.quotas.parts import APPLY_QUOTAS
-from gateway.registry import layers
+from gateway.registry import extension_layers, layers
 from gateway.routing.balance import READINESS, STICKY_BY
 from gateway.routing.endpoint_keys import ENDPOINT_KEYS, check_hash_keys
-from gateway.routing.residency.settings import LOCAL_RESIDENCY_LAYER, RESIDENCY_LAYER
 from gateway.routing.rolling.settings import MODEL_CALLS_LAYER, ROLLING_LOAD_LAYER
 from gateway.service import Service, bound_call, bound_inference
 
@@ -51,10 +50,7 @@ LAYERS: Final[Mapping[str, tuple[Row, ...]]] = MappingProxyType(
         "listener": (
             listener.OBSERVE,
             listener.TRACE_CALL,
-            listener.AUTHORISE,
-            listener.ASK_EXTERNAL,
-            listener.ASK_AUTHORISER,
-            APPLY_QUOTAS,
+            *extension_layers("listener"),
             shed_load.LAYER,
             PACKAGES,
             listener.OWN_FORM,
@@ -63,8 +59,8 @@ LAYERS: Final[Mapping[str, tuple[Row, ...]]] = MappingProxyType(
             listener.USAGE_STATISTICS,
             listener.COUNT_MODELS,
             listener.REFRESH_MODEL_INDEX,
-            listener.OWN_SEQUENCES,
-            listener.OWN_REGIONS,
+            OWN_SEQUENCES,
+            OWN_REGIONS,
             SHARED_MEMORY_LAYER,
             READERS,
             End("Router", "chooses the route by model, version and protocol"),
@@ -102,7 +98,7 @@ LAYERS: Final[Mapping[str, tuple[Row, ...]]] = MappingProxyType(
         ),
         "upstream": (
             ROLLING_LOAD_LAYER,
-            RESIDENCY_LAYER,
+            *extension_layers("upstream"),
             ADAPTIVE_LAYER,
             PACKAGES,
             End(
@@ -126,7 +122,7 @@ LAYERS: Final[Mapping[str, tuple[Row, ...]]] = MappingProxyType(
             End("Upstream", "encodes the call, sends it and decodes the response"),
         ),
         "model": (
-            LOCAL_RESIDENCY_LAYER,
+            *extension_layers("model"),
             reject_sequences.LAYER,
             PACKAGES,
             DROP_HEADERS,

@@ -32,9 +32,6 @@ COMMANDS: Final[Mapping[str, str]] = MappingProxyType(
         "reload": "gateway.cli.admin:reload",
         "upstream": "gateway.cli.admin:upstream",
         "route": "gateway.cli.admin:route",
-        "residency": "gateway.cli.residency:residency",
-        "quotas": "gateway.cli.quotas:quotas",
-        "keys": "gateway.cli.keys:keys",
     }
 )
 """The functions of the gateway's own commands."""

@@ -10,9 +10,9 @@ from typing import Annotated, Any, Final
 import typer
 import yaml
 
+from gateway.api.access import ExampleCall, ExplainedAccess
 from gateway.api.layer import Calls, Layer
 from gateway.app import check, explain_call
-from gateway.app.access.permissions import ExampleCall, ExplainedAccess, explain_access
 from gateway.app.build.route_rules import Explanation
 from gateway.app.chains.rows import End
 from gateway.app.check.config_warnings import warnings
@@ -37,7 +37,7 @@ from gateway.config.load import ConfigError, LoadedConfig, is_secret_text, load_
 from gateway.config.releases import check_release, later_keys
 from gateway.config.yaml_tree import Problem
 from gateway.policies.access.operations import INFERENCE, OPERATIONS
-from gateway.policies.access.rules import Size
+from gateway.registry import extensions
 from gateway.settings.units import parse_size
 
 _TITLES: Final[Mapping[str, str]] = MappingProxyType({"model": "model in process"})
@@ -229,34 +229,35 @@ def explain(  # noqa: PLR0913, PLR0917  # one for each flag
     path = _require(config_path(config, config_option))
     headers = dict(_pair("--header", text) for text in header or ())
     try:
-        config_of_file = load_checked(path).config
+        loaded = load_checked(path)
     except ConfigError as error:
         fail(f"the configuration is invalid:\n{error}", WRONG_USAGE)
     explanation = access = None
     if model:
         explanation = explain_call(
-            config_of_file, model=model, version=version, protocol=protocol, headers=headers
+            loaded.config, model=model, version=version, protocol=protocol, headers=headers
         )
     if client is not None:
         claims: dict[str, list[str]] = {}
         for name, value in (_split("--claim", text) for text in claim or ()):
             claims.setdefault(name, []).append(value)
         try:
-            access = explain_access(
-                config_of_file,
-                ExampleCall(
-                    client=client,
-                    operation=operation,
-                    model=model,
-                    version=version,
-                    protocol=protocol,
-                    listener=listener,
-                    route=explanation.route or "" if explanation is not None else "",
-                    groups=group or (),
-                    claims=claims,
-                    size=Size(elements, parse_size(size)),
-                ),
+            example = ExampleCall(
+                client=client,
+                operation=operation,
+                model=model,
+                version=version,
+                protocol=protocol,
+                listener=listener,
+                route=explanation.route or "" if explanation is not None else "",
+                groups=group or (),
+                claims=claims,
+                elements=elements,
+                size_bytes=parse_size(size),
             )
+            access = ExplainedAccess()
+            for extension in extensions().values():
+                access = extension.explain_access(loaded, example, access)
         except (LookupError, ValueError) as error:
             fail(str(error.args[0]), WRONG_USAGE)
     _print_explanation(output, f"{model} over {protocol}", explanation, access)

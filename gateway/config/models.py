@@ -401,6 +401,19 @@ class Config(Model):
         """
         return listener.default_model or self._only_model()
 
+    def authentication_of(self, listener: ListenerConfig) -> Literal["required", "optional", "off"]:
+        """Return whether the clients of a listener need a credential."""
+        if listener.authentication is not None:
+            return listener.authentication
+        return "required" if self.has_credentials() else "off"
+
+    def has_credentials(self) -> bool:
+        """Return whether there is a kind of credential that names clients."""
+        security = self.security
+        has_kinds = security.keys or security.jwt or security.certificates or security.proxies
+        has_clients = any(each.certificates or each.unix_users for each in self.clients.values())
+        return bool(has_kinds or has_clients or security.authenticator)
+
     def _only_model(self) -> str:
         names = [name for name, model in self.models.items() if model.backend is not None]
         names += self.pipelines

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from gateway.api.extension import (
+    Extension,
     LeadingPart,
     Processes,
     ServingPart,
@@ -24,7 +25,7 @@ from gateway.settings.config_view import ConfigView, Finding
 _COMMANDS: Final = "gateway.migration.commands"
 
 
-class MigrationExtension:
+class MigrationExtension(Extension):
     """Records, compares and moves calls from an old to a new server."""
 
     name = "migration"

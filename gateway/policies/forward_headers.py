@@ -27,6 +27,7 @@ from gateway.ir.texts import field_text
 from gateway.service import ReplyCoroutine, Service
 from gateway.settings.config_view import ConfigView, Finding
 from gateway.settings.fields import HeaderName, Names
+from gateway.settings.model import Model
 from gateway.settings.setting import Setting
 
 R = TypeVar("R")
@@ -143,6 +144,11 @@ class ForwardHeaders:
 
 async def _refuse(call: Call[Any]) -> Any:
     raise InvalidRequest(REPEATED_CREDENTIAL, model=call.model)
+
+
+def forwards_authorization(upstream: Model) -> bool:
+    """Return whether an upstream gets the header `authorization` of clients that have a name."""
+    return any(name.lower() == _CREDENTIAL for name in FORWARD_HEADERS.of(upstream))
 
 
 def has_two_credentials(pairs: Iterable[tuple[str, str]]) -> bool:

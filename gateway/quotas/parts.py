@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar
 import structlog
 from prometheus_client.core import Metric
 
+from gateway.api.admin import AdminRoute
 from gateway.api.extension import (
     LeadingPart,
     PartSetup,
@@ -24,7 +25,7 @@ from gateway.api.extension import (
     ServingPart,
     ServingProcess,
 )
-from gateway.api.layer import Entries, Layer, LayerContext
+from gateway.api.layer import Entries, LayerContext
 from gateway.api.protocol import QuotaHeaders, QuotaNote
 from gateway.api.start_error import StartError, reason_of
 from gateway.concurrency.background import start_background
@@ -34,7 +35,9 @@ from gateway.config.permissions import QuotaConfig, QuotaStoreConfig
 from gateway.frontend.carriers import AttachRequestId
 from gateway.ir.calls import Call
 from gateway.ir.context import REQUEST_ID
-from gateway.policies.access.rules import AccessRule
+from gateway.ir.identity import Identity
+from gateway.policies.access.rules import AccessRule, Facts
+from gateway.quotas.admin import routes_of
 from gateway.quotas.budget_queue import TOLERANCE, Key
 from gateway.quotas.budgets import Budgets, Limit, LocalAccounts
 from gateway.quotas.counts import HANDED_OVER, QuotaCounts
@@ -88,6 +91,19 @@ def quota_rules(config: Config) -> list[QuotaRule]:
     return [_quota(name, quota) for name, quota in config.quotas.items()]
 
 
+def quotas_of_call(config: Config, identity: Identity, facts: Facts, route: str) -> tuple[str, ...]:
+    """Return the names of the quotas of *config* that count a call.
+
+    Args:
+        config: The configuration.
+        identity: The client.
+        facts: What is known of the call.
+        route: The route that it takes; "" for none.
+    """
+    found = QuotasOfCalls(quota_rules(config)).matching(identity, facts, route)
+    return tuple(part.quota.name for part in found)
+
+
 def _quota(name: str, quota: QuotaConfig) -> QuotaRule:
     match = quota.match
     rule = AccessRule(
@@ -118,20 +134,13 @@ class ListenerQuotas:
     layer: Callable[..., ApplyQuotas]
 
 
-def _apply_quotas(inner: Entries, at: LayerContext) -> Service | None:
+def build(inner: Entries, at: LayerContext) -> Service | None:
+    """Return the layer that applies the quotas of a listener; None for no quotas."""
     try:
         quotas = at.part(ListenerQuotas)
     except LookupError:  # a configuration without quotas
         return None
     return quotas.layer(inner.questions, inference=inner.inference, plain=inner.plain)
-
-
-APPLY_QUOTAS: Final = Layer(
-    "ApplyQuotas",
-    "charges calls to `quotas`, and refuses those beyond one",
-    "listener",
-    _apply_quotas,
-)
 
 
 def limit_of(quota: QuotaConfig) -> Limit:
@@ -412,6 +421,11 @@ class OnlyQuotas(LeadingPart):
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
 
+    @property
+    def routes(self) -> Sequence[AdminRoute]:
+        """What is used."""
+        return routes_of(self.budgets)
+
     async def budgets(self) -> list[Document]:
         """Return what is used of each budget."""
         reports = await self._processes.exchange(QUOTAS, {})
@@ -445,6 +459,11 @@ class LeadingQuotas(LeadingPart):
         name = str(next(self._numbers))
         self._leader.counts[name] = counts.values
         return PartSetup({_COUNTS: name}, files={_COUNTS: counts.descriptor})
+
+    @property
+    def routes(self) -> Sequence[AdminRoute]:
+        """What is used."""
+        return routes_of(self.budgets)
 
     async def budgets(self) -> list[Document]:
         """Return what is used of each budget."""

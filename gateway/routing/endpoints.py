@@ -75,7 +75,7 @@ class Endpoints:
         draw: Random numbers in [0, 1), for the slow start.
 
     Attributes:
-        residency: The layer above that chooses among them; None for none.
+        placement: The layer above that chooses among them; None for none.
     """
 
     def __init__(  # noqa: PLR0913  # all by name but the first two
@@ -106,7 +106,7 @@ class Endpoints:
         self._sequence_ids = sequence_ids
         self._only: Endpoint | None = None
         self._has_placement = self._has_closed = False
-        self.residency: Placement | None = None
+        self.placement: Placement | None = None
         self._shares = EndpointShares[Endpoint](name, draw, outliers.max_ejection_s)
         self._results = EndpointResults(
             name,
@@ -160,10 +160,10 @@ class Endpoints:
     async def load_at(self, endpoint: Endpoint, call: ModelLoadRequest) -> None:
         """Load a model at one endpoint, and probe it before the reply; see `_control`."""
         try:
-            if self.residency is None:
+            if self.placement is None:
                 await endpoint.service(call)
             else:
-                await self.residency.load_at(endpoint, call)
+                await self.placement.load_at(endpoint, call)
         finally:
             if endpoint.probe is not None:
                 await endpoint.probe()

@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 from grpc import aio
 
+from gateway.access.control import AccessControl
 from gateway.access.key_file import KeyFile, save_key_file
 from gateway.app import Gateway
 from gateway.protocols.graphpipe.flatbuffer_writer import METADATA_REQUEST
@@ -25,6 +26,13 @@ from tests.integration.asking_kit import running
 KEY = "tg_0123456789abcdefghijklmnopqrstuvwxyzABCD"
 OTHER_KEY = "tg_another456789abcdefghijklmnopqrstuvwxyz"
 NOW = datetime(2026, 11, 26, tzinfo=UTC)
+
+
+def control_of(gateway: Gateway) -> AccessControl:
+    """Return what names the clients of a gateway."""
+    found = gateway._access
+    assert isinstance(found, AccessControl)
+    return found
 
 
 def key_file(directory: Path, **changes: Any) -> Path:

@@ -20,6 +20,7 @@ from tests.integration.access_kit import (
     OTHER_KEY,
     call,
     configuration,
+    control_of,
     exchange,
     key_file,
 )
@@ -172,11 +173,11 @@ async def test_no_credential_is_shown(tmp_path: Path, capsys: pytest.CaptureFixt
                     )
                     shown.append(str(details))
                 path.write_text(path.read_text().replace("version: 1", "version: 9"))
-                await gateway._access.look()
+                await control_of(gateway).look()
             shown += [str(logs), str(await gateway.status())]
             page, _ = await gateway.page("text/plain")
             shown.append(page.decode())
-            shown.append(repr(gateway._access._rules))
+            shown.append(repr(control_of(gateway)._rules))
     files = [each for each in (tmp_path / "captures").rglob("*") if each.is_file()]
     recorded = b"".join(each.read_bytes() for each in files)
     assert b"fraud" in recorded  # the name of the client, and neither its key nor a token

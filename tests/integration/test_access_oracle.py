@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from gateway.access.key_file import KeyFile, save_key_file
+from gateway.access.permissions import access_rules, explain_access, identity_of
+from gateway.api.access import ExampleCall
 from gateway.app import Gateway
-from gateway.app.access.permissions import ExampleCall, access_rules, explain_access, identity_of
 from gateway.config.load import LoadedConfig, load_text
 from gateway.config.models import Config
 from gateway.ir.errors import GatewayError
@@ -79,7 +80,8 @@ def expected(
         version=version,
         protocol=protocol,
         claims={},
-        size=size,
+        elements=size.elements,
+        size_bytes=size.size_bytes,
     )
     facts = Facts(operation, model, version, protocol, "main")
     found = decision(access_rules(config), identity_of(config, example), facts, size)
@@ -144,7 +146,7 @@ async def check_listings(gateway: Gateway, config: Config) -> None:
     for client, key in KEYS.items():
         headers = {"x-api-key": key}
         reply = await exchange(address, "/v2/repository/index", headers, method="POST", body=b"{}")
-        example = ExampleCall(client=client, claims={}, size=SIZE)
+        example = ExampleCall(client=client, claims={})
         identity = identity_of(config, example)
         facts = Facts("index", None, "", "oip.http", "main")
         if not may_list(access_rules(config), identity, facts):

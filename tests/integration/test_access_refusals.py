@@ -28,6 +28,7 @@ from tests.integration.access_kit import (
     brpc_frame,
     call,
     configuration,
+    control_of,
     exchange,
     graphpipe_frame,
     guarded,
@@ -279,16 +280,16 @@ async def test_changes_of_the_key_file_are_in_force(tmp_path: Path) -> None:
 
         assert await status() == 200
         path.write_text("version: 3")
-        await gateway._access.look()
+        await control_of(gateway).look()
         assert await status() == 200
         (warning,) = [
             each for each in (await gateway.status())["warnings"] if each["level"] == "error"
         ]
         assert warning["file"] == "keys.yaml"
-        key_file = gateway._access._sources._keys
+        key_file = control_of(gateway)._sources._keys
         assert key_file is not None
         save_key_file(path, key_file.content.revoked("k1", NOW).added("b", OTHER_KEY, NOW))
-        await gateway._access.look()
+        await control_of(gateway).look()
         assert await status() == 401
         assert (await exchange(address, "/v2", {"x-api-key": OTHER_KEY})).status == 200
         assert len(load_key_file(path).keys) == 2

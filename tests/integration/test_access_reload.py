@@ -23,6 +23,7 @@ from tests.integration.access_kit import (
     brpc_frame,
     call,
     configuration,
+    control_of,
     exchange,
     graphpipe_frame,
     infer_message,
@@ -129,7 +130,7 @@ async def test_a_stream_ends_at_its_next_message_after_its_key_is_revoked(
         reply = open_inference_pb2.ModelStreamInferResponse.FromString(await stream.read())
         assert reply.error_message
         save_key_file(path, load_key_file(path).revoked("k1", NOW))
-        await gateway._access.look()
+        await control_of(gateway).look()
         await stream.write(infer_message())
         with pytest.raises(aio.AioRpcError) as caught:
             await stream.read()

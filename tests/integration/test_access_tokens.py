@@ -25,6 +25,7 @@ from tests.integration.access_kit import (
     brpc_frame,
     call,
     configuration,
+    control_of,
     exchange,
     read_brpc,
 )
@@ -171,11 +172,11 @@ async def test_a_key_set_in_a_file_is_watched(tmp_path: Path) -> None:
     async with running(configuration(jwt=[entry]), tmp_path) as gateway:
         assert await status_of(gateway, token()) == 200
         path.write_text("{")
-        await gateway._access.look()
+        await control_of(gateway).look()
         assert await status_of(gateway, token()) == 200
         server.keys = {"two": TWO}
         path.write_bytes(server.text())
-        await gateway._access.look()
+        await control_of(gateway).look()
         assert await status_of(gateway, token()) == 401
         assert await status_of(gateway, token(TWO, "two")) == 200
 
@@ -238,7 +239,7 @@ async def test_a_gateway_is_not_ready_before_it_has_read_a_key_set(
             )
             assert dict.fromkeys(READINESS, False) == await readiness(gateway)
             server.status = 200
-            source = gateway._access._sources._issuers[0]
+            source = control_of(gateway)._sources._issuers[0]
             assert source.fetched is not None
             assert await source.fetched.fetch_once()
             assert await gateway.ready()

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from gateway.access.control import AccessControl
 from gateway.api.access import Credentials
 from gateway.app import Gateway
-from gateway.app.access.authentication import AccessControl
 from gateway.ir.errors import Unauthenticated
 from gateway.ir.identity import Identity
 from tests.integration.access_kit import (

@@ -15,7 +15,7 @@ import trustme
 from aiohttp import ClientSession
 from grpc import aio
 
-from gateway.app.access.envoy_check import check_request, verdict_of
+from gateway.access.envoy_check import check_request, verdict_of
 from gateway.ir.calls import InferRequest
 from gateway.ir.identity import Identity
 from gateway.ir.tensor import array_tensor

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from grpc import aio
 
+from gateway.access import control as access
 from gateway.access.key_file import KeyFile, save_key_file
 from gateway.access.tokens import JwtReader
 from gateway.app import Gateway
-from gateway.app.access import authentication as access
 from tests.cases.tokens import EC, ISSUER, KEYS, OTHER_RSA, WRONG, token
 from tests.cases.tokens import NOW as TIME_OF_TOKENS
 from tests.integration.access_kit import (

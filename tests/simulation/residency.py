@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import random
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.ir.calls import LoadParameters
 from gateway.ir.errors import GatewayError, NotFound, UpstreamError
-from gateway.routing.residency.controller import ResidencyController, WaitRules
-from gateway.routing.residency.host_turn import Turn
-from gateway.routing.residency.plan import ModelPhase, PlanRules
+from gateway.residency.controller import ResidencyController, Turn
+from gateway.residency.plan import ModelPhase, ResidencyRules
 from tests.simulation.virtual_time import now
 
 
@@ -102,38 +100,23 @@ class Uncounted:
     def waited(self, _seconds: float, /) -> None: ...
 
 
-def rules(
-    room: int,
-    *,
-    loads: int = 1,
-    drain_after_s: float = 1.0,
-    idle_s: float = math.inf,
-    costs: Mapping[str, int] | None = None,
-) -> PlanRules:
-    """Return what a plan decides by."""
-    return PlanRules(
-        room=room,
-        cost=lambda name: (costs or {}).get(name, 1),
-        loads=loads,
-        drain_after_s=drain_after_s,
-        idle_s=idle_s,
-    )
+def rules(room: int, *, costs: Mapping[str, int] | None = None, **changes: Any) -> ResidencyRules:
+    """Return what a plan decides by; for the *changes* see `ResidencyRules`."""
+    return ResidencyRules(room=room, cost=lambda name: (costs or {}).get(name, 1), **changes)
 
 
 def controller(
     server: LoadingServer,
     room: int = 4,
     *,
-    waits: WaitRules | None = None,
     pinned: tuple[str, ...] = (),
-    turn: Callable[[], Turn] | None = None,
+    turn: Turn | None = None,
     **changes: Any,
 ) -> ResidencyController:
     """Return a controller of the server in virtual time; for the *changes* see `rules`."""
-    waits = waits or WaitRules(wait_s=300.0)
-    plan = rules(room, **changes)
+    own = rules(room, **{"wait_s": 300.0, **changes})
     return ResidencyController(
-        "server", server, plan, waits, Uncounted(), pinned=pinned, turn=turn, clock=now
+        "server", server, own, Uncounted(), pinned=pinned, turn=turn, clock=now
     )
 
 

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from gateway.ir.errors import DeadlineExceeded, LoadFailed, Overloaded
-from gateway.routing.residency.controller import WaitRules
-from gateway.routing.residency.plan import UnloadReason
+from gateway.residency.plan import UnloadReason
 from tests.simulation.residency import Callers, LoadingServer, controller, lru_loads, zipf
 from tests.simulation.virtual_time import now, simulate
 
@@ -165,7 +164,7 @@ def test_a_load_continues_after_its_callers_have_left() -> None:
     server = LoadingServer(["a"], 5.0)
 
     async def run() -> None:
-        control = controller(server, 1, waits=WaitRules(wait_s=1.0))
+        control = controller(server, 1, wait_s=1.0)
         control.start()
         with pytest.raises(DeadlineExceeded, match=r"residency\.wait"):
             await control.hold("a")
@@ -182,7 +181,7 @@ def test_more_callers_than_the_queue_has_are_refused() -> None:
     server = LoadingServer(["a", "b"], 1.0)
 
     async def run() -> None:
-        control = controller(server, 1, waits=WaitRules(queued=2))
+        control = controller(server, 1, queued=2)
         control.start()
         first = [asyncio.ensure_future(control.hold(name)) for name in ("a", "b")]
         await asyncio.sleep(0.5)

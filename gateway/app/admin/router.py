@@ -34,8 +34,6 @@ from gateway.app.admin import (
     metrics,
     overview,
     probes,
-    quotas,
-    residency,
     status,
 )
 from gateway.app.admin.access import AdminAccess, Refusal
@@ -57,8 +55,6 @@ ROUTES: Final[tuple[AdminRoute, ...]] = (
     *overview.ROUTES,
     *config.ROUTES,
     *changes.ROUTES,
-    *residency.ROUTES,
-    *quotas.ROUTES,
     *html.ROUTES,
 )
 """The routes of the gateway itself."""

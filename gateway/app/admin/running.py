@@ -16,11 +16,9 @@ from gateway.app.admin.rates import TrafficWindow
 from gateway.app.build.parts import LeadingParts
 from gateway.app.build.route_rules import ruled_routes, target_name
 from gateway.app.run.reload import Reloader
-from gateway.app.run.residency import RESIDENCY, LeadingResidency
 from gateway.app.run.runtime_changes import RuntimeChanges, differences, runtime_document
 from gateway.config.load import LoadedConfig
 from gateway.config.models import Config
-from gateway.quotas.parts import QUOTAS, LeadingQuotas, OnlyQuotas
 
 Document = dict[str, Any]
 Change = Callable[[RuntimeChanges, Config], RuntimeChanges]
@@ -85,23 +83,6 @@ class RunningGateway:
     def routes(self) -> tuple[AdminRoute, ...]:
         """The routes of extensions."""
         return () if self._leading is None else self._leading.routes
-
-    @property
-    def residency(self) -> LeadingResidency:
-        """What changes the loaded models of servers.
-
-        Raises:
-            LookupError: This process leads nothing.
-        """
-        if self._leading is None:
-            raise LookupError("this process does not lead the gateway")
-        return cast("LeadingResidency", self._leading[RESIDENCY])
-
-    async def quotas(self) -> list[Document]:
-        """Return what is used of each budget of the quotas."""
-        if self._leading is None:
-            return []
-        return await cast("LeadingQuotas | OnlyQuotas", self._leading[QUOTAS]).budgets()
 
     def config(self) -> LoadedConfig:
         """Return the configuration in force, with the changes that were made at run time."""

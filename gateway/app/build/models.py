@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TypeVar, cast
 
+from gateway.api.extension import ModelLoader
+from gateway.api.layer import LayerContext
 from gateway.api.model_spec import ModelSpec
 from gateway.app.build.batching import batch_queues
 from gateway.app.build.chain_context import ChainContext, NewContext, no_context
@@ -25,16 +27,15 @@ from gateway.config.models import Config, ModelConfig
 from gateway.ir.calls import Call, RepositoryIndexRequest
 from gateway.ir.errors import Unsupported
 from gateway.ir.metadata import RepositoryEntry
-from gateway.policies.limits.sequences import SEQUENCE_IDLE
 from gateway.policies.reject_sequences import ModelProcesses
 from gateway.policies.signatures import SIGNATURE, DescribedModels, metadata_of
-from gateway.registry import backend
-from gateway.routing.residency.settings import LOCAL_RESIDENCY
-
-if TYPE_CHECKING:
-    from gateway.routing.residency.local import LocalModels
+from gateway.registry import backend, extensions
+from gateway.settings.config_view import ConfigView
 
 R = TypeVar("R")
+
+MakeLoader = Callable[[LayerContext], ModelLoader]
+"""Makes what loads the models of the gateway when calls need them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +44,16 @@ class BuiltModels:
 
     loadable: Mapping[str, ReloadableModel]
     targets: Mapping[str, RouteTarget]
-    residency: LocalModels | None = None
+    loader: ModelLoader | None = None
 
     async def load(self, names: Iterable[str] | None = None) -> None:
-        """Load the models *names* concurrently; None for all. With `residency`, calls load them.
+        """Load the models *names* concurrently; None for all. With a loader, calls load them.
 
         Raises:
             LoadError: A model cannot be loaded; the others are unloaded.
         """
-        if self.residency is not None:
-            self.residency.follow(self.loadable)
+        if self.loader is not None:
+            self.loader.follow(self.loadable)
             return
         names = tuple(self.loadable if names is None else names)
         tasks = [asyncio.ensure_future(self.loadable[name].start()) for name in names]
@@ -79,7 +80,7 @@ class BuiltModels:
         return cast("R", tuple(entries))
 
 
-def build_models(  # by name but the first three
+def build_models(  # noqa: PLR0913  # by name but the first three
     config: Config,
     directory: Path,
     parts: KeptParts | None = None,
@@ -88,6 +89,7 @@ def build_models(  # by name but the first three
     at: NewContext = no_context,
     shared: Sequence[object] = (),
     declarations: Declarations = MappingProxyType({}),
+    loader: MakeLoader | None = None,
 ) -> BuiltModels:
     """Build every model that has a backend, without loading it.
 
@@ -99,6 +101,7 @@ def build_models(  # by name but the first three
         at: Returns what the layers of a model may use.
         shared: Settings of layers that do not belong to one model.
         declarations: What is declared of the models for protocols.
+        loader: Makes what loads models when calls need them; None if the start loads them.
 
     Raises:
         LookupError: A backend does not exist.
@@ -108,7 +111,10 @@ def build_models(  # by name but the first three
     parts = parts or KeptParts()
     loadable: dict[str, ReloadableModel] = {}
     targets: dict[str, RouteTarget] = {}
-    local = _local_models(config, parts, at)
+    made = None
+    if loader is not None:
+        found = loader(replace(at("", {}, parts.keep_of("model loader", "")), layer="model loader"))
+        made = parts.get("model loader", "", found, lambda: found)
     for name, model in config.models.items():
         if model.backend is not None:
             spec = model_spec(name, model, directory)
@@ -120,28 +126,21 @@ def build_models(  # by name but the first three
             declared = {name: declarations[name]} if name in declarations else {}
             context = at(name, {"model": model}, parts.keep_of("model target", name))
             ready: Ready = loaded.ready
-            if local is not None:
-                context = context.with_parts(local)
-                ready = partial(local.controller.is_loadable, name)
+            if made is not None:
+                context = context.with_parts(made)
+                ready = partial(made.is_loadable, name)
             processes = ModelProcesses(1 if model.backend in STATELESS else workers)
             target = partial(
                 _target, name, loaded, ready, model, declared, context.with_parts(processes)
             )
             targets[name] = parts.get("model target", name, (loaded, declared, *shared), target)
-    return BuiltModels(loadable, targets, local)
+    return BuiltModels(loadable, targets, made)
 
 
-def _local_models(config: Config, parts: KeptParts, at: NewContext) -> LocalModels | None:
-    settings = LOCAL_RESIDENCY.of(config)
-    if settings is None:
-        return None
-    from gateway.routing.residency.local import LocalModels  # noqa: PLC0415  # only with the key
-
-    idle_s = SEQUENCE_IDLE.of(config.policies)
-    keep = parts.keep_of("residency", "")
-    return parts.get(
-        "residency", "", (settings, idle_s), lambda: LocalModels(settings, at("", {}, keep), idle_s)
-    )
+def model_loader_of(config: ConfigView) -> MakeLoader | None:
+    """Return what makes the loader of the first extension that has one; None for none."""
+    found = (each.model_loader(config) for each in extensions().values())
+    return next((make for make in found if make is not None), None)
 
 
 def _target(  # one caller

@@ -15,9 +15,11 @@ from typing import Any, Final, TypeVar
 
 from prometheus_client.core import Metric
 
+from gateway.api.access import Gatekeeper
 from gateway.api.admin import AdminRoute
 from gateway.api.extension import (
     LeadingPart,
+    ModelPlacement,
     PartSetup,
     Processes,
     ReplyNotes,
@@ -28,7 +30,6 @@ from gateway.api.extension import (
 )
 from gateway.api.start_error import StartError, reason_of, starting
 from gateway.api.tap import CountCall, RouteTap, Tap, TappedCall
-from gateway.app.run.residency import RESIDENCY, HeldModels, LeadingResidency, ServingResidency
 from gateway.app.run.worker_slot import WorkerSlot
 from gateway.config.load import LoadedConfig
 from gateway.ir.calls import Call, InferRequest, OpaqueCall
@@ -106,19 +107,32 @@ class ServingParts:
             part = _made(name, "serving", ServingPart, partial(extension.serve, process))
             if part is not None:
                 parts[name] = part
-        pins = setups[RESIDENCY].document["pins"] if RESIDENCY in setups else ()
-        parts[RESIDENCY] = ServingResidency(pins)
         return cls(parts)
 
-    def __getitem__(self, name: str) -> ServingPart:
-        """Return the part of an extension. Raises KeyError."""
-        return self._parts[name]
+    def place(self, placements: Mapping[str, ModelPlacement]) -> None:
+        """Tell all parts what places models from now on, by upstream."""
+        for part in self._parts.values():
+            part.place(placements)
 
-    def hold(self, held: Mapping[str, HeldModels]) -> None:
-        """Let operators change the loaded models of upstreams, by name, from now on."""
-        part = self._parts.get(RESIDENCY)
-        if isinstance(part, ServingResidency):
-            part.hold(held)
+    async def status(self) -> dict[str, Any]:
+        """Return the documents of all parts in the status, by their keys."""
+        found: dict[str, Any] = {}
+        for part in self._parts.values():
+            found |= await part.status()
+        return found
+
+    @property
+    def client_access(self) -> Gatekeeper:
+        """What knows who calls.
+
+        Raises:
+            StartError: No part has it, or several have.
+        """
+        parts = self._parts.values()
+        found = [part.client_access for part in parts if part.client_access is not None]
+        if len(found) != 1:
+            raise StartError(f"{len(found)} extensions say who calls; expected one")
+        return found[0]
 
     @property
     def tap(self) -> Tap | None:
@@ -246,12 +260,7 @@ class LeadingParts:
             part = _made(name, "leading", LeadingPart, partial(extension.lead, processes))
             if part is not None:
                 parts[name] = part
-        parts[RESIDENCY] = LeadingResidency(processes)
         return cls(parts)
-
-    def __getitem__(self, name: str) -> LeadingPart:
-        """Return the part of an extension. Raises KeyError."""
-        return self._parts[name]
 
     @property
     def routes(self) -> tuple[AdminRoute, ...]:

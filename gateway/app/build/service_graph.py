@@ -15,15 +15,14 @@ from typing import Any, TypeVar
 import structlog
 
 from gateway import __version__
-from gateway.api.extension import TrafficShift
+from gateway.api.extension import ModelPlacement, TrafficShift
 from gateway.api.layer import Layer
-from gateway.app.access.permissions import listener_access, names_clients
 from gateway.app.admin.status.document import route_entries, upstream_entries
 from gateway.app.build.batching import share_upstream_calls
 from gateway.app.build.chain_context import ChainContext, Keep, Sections, keep_nothing
 from gateway.app.build.declarations import described_models, read_declarations
 from gateway.app.build.kept_parts import KeptParts
-from gateway.app.build.models import BuiltModels, build_models
+from gateway.app.build.models import BuiltModels, build_models, model_loader_of
 from gateway.app.build.package_layers import ListenerRoutes, configured_readers
 from gateway.app.build.pipelines import BuiltPipelines, build_pipelines
 from gateway.app.build.route_rules import (
@@ -43,19 +42,18 @@ from gateway.app.build.routes import (
     routes_of_models,
 )
 from gateway.app.build.upstreams import BuiltUpstream, build_upstream
-from gateway.app.chains.listener import NO_ACCESS, ClientAccess, ServedModels
+from gateway.app.chains.listener import ServedModels
 from gateway.app.chains.tracing import Spans
 from gateway.app.layers import build_chain
 from gateway.app.listen.listeners import ListenerEntry, max_message_bytes
 from gateway.app.listen.passthrough import passthrough_client
 from gateway.app.run.process_parts import ProcessParts
-from gateway.app.run.residency import HeldModels
 from gateway.concurrency.slices import in_slices
 from gateway.config.load import LoadedConfig
 from gateway.config.models import Config, ListenerConfig, UpstreamConfig
 from gateway.ir.metadata import ServerMetadata
 from gateway.policies.access.authorise import ListenerAccess
-from gateway.policies.access.owners import SequenceIds
+from gateway.policies.access.layers import ClientAccess
 from gateway.policies.limits.sequences import SEQUENCE_IDLE
 from gateway.policies.shared_memory.forwarded import ForwardRegions
 from gateway.policies.shared_memory.layer import SHARED_MEMORY, SharedRegions
@@ -68,7 +66,6 @@ from gateway.registry import layers, own_layers, recorded_calls
 from gateway.routing.balance import Readiness
 from gateway.routing.match import Matcher, matched_name
 from gateway.routing.model_keys import ModelKeyIndex
-from gateway.routing.residency.settings import LOCAL_NAME
 from gateway.routing.rolling.settings import RecordedCalls
 from gateway.routing.router import Router
 from gateway.routing.server_info import Index, ServerInfo, ServerOptions
@@ -116,7 +113,6 @@ class ServiceGraph:
         self.config = config = loaded.config
         self._process = process
         self.parts: KeptParts = KeptParts.after(None if previous is None else previous.parts)
-        process.metrics.access.allow_clients(config.clients)
         process.metrics.allow_models({*config.models, *config.pipelines, *named_models(config)})
         self._declarations = read_declarations(config, loaded.directory)
         self.models: BuiltModels = build_models(
@@ -126,6 +122,7 @@ class ServiceGraph:
             workers=process.slot.count,
             at=self._context,
             shared=self._shared_settings("model"),
+            loader=model_loader_of(loaded),
             declarations=self._declarations,
         )
         self.upstreams = self._build_upstreams()
@@ -147,8 +144,6 @@ class ServiceGraph:
         self.server: ServerInfo = self._server_info(routes, matcher, online=online)
         self.pipelines.step_router.connect(routes, own, self.server)
         model_keys = ModelKeyIndex(self.server, matcher.matches_model)
-        counts = process.metrics.access
-        access = listener_access(config, counts.denied, counts.rehearsed)
         route_names = [built.ruled.name for built in routes for _ in built.ruled.rules]
         notes = process.parts.reply_notes(loaded)
         is_read = bool(configured_readers(self.loaded))
@@ -159,22 +154,23 @@ class ServiceGraph:
             for name, built in self.upstreams.items()
             if built.http is not None
         }
-        services = {
-            listener.name: self._listener_entry(
-                listener,
-                access.get(listener.name),
+        parts: dict[str, tuple[object, ...]] = {
+            listener.name: tuple(
                 process.parts.listener_parts(
                     loaded, listener.name, lambda call: matched_name(matcher, route_names, call)
-                ),
+                )
             )
             for listener in config.listeners
+        }
+        services = {
+            each.name: self._listener_entry(each, parts[each.name]) for each in config.listeners
         }
         self.entries: Mapping[str, ListenerEntry] = {
             name: ListenerEntry(
                 service,
                 model_keys,
                 http_clients,
-                access.get(name),
+                _rules_of(parts.get(name, ())),
                 notes,
                 self._declarations,
             )
@@ -229,7 +225,7 @@ class ServiceGraph:
             "config": {"file": self.loaded.source, "sha256": self.loaded.sha256},
             "routes": [each async for each in in_slices(routes)],
             "upstreams": [each async for each in in_slices(upstreams)],
-            "residency": {name: await each.document() for name, each in self.held_models().items()},
+            **await self._process.parts.status(),
             "models": [
                 {"name": name, "ready": model.ready(), "unloaded": model.is_unloaded}
                 async for name, model in in_slices(list(self.models.loadable.items()))
@@ -247,10 +243,11 @@ class ServiceGraph:
             raise LookupError(f"unknown route {name!r}")
         return found[0]
 
-    def held_models(self) -> dict[str, HeldModels]:
-        """Return what has `residency`, by the name of the upstream."""
-        own = {} if self.models.residency is None else {LOCAL_NAME: self.models.residency}
-        found = {name: built.endpoints.residency for name, built in self.upstreams.items()}
+    def placements(self) -> dict[str, ModelPlacement]:
+        """Return what places the models of the gateway and of upstreams, by name."""
+        loader = self.models.loader
+        own: dict[str, ModelPlacement] = {} if loader is None else {loader.name: loader}
+        found = {name: built.endpoints.placement for name, built in self.upstreams.items()}
         return {**own, **{name: each for name, each in found.items() if each is not None}}
 
     def open_sequences(self, kept: KeptParts) -> Callable[[], bool] | None:
@@ -317,9 +314,9 @@ class ServiceGraph:
         await self.models.close(
             [name for name, model in models if not kept.has("model", name, model)]
         )
-        local = self.models.residency
-        if local is not None and not kept.has("residency", "", local):
-            await local.close()
+        loader = self.models.loader
+        if loader is not None and not kept.has("model loader", "", loader):
+            await loader.close()
 
     def _removed_upstreams(self, kept: KeptParts | None) -> list[BuiltUpstream]:
         kept = kept or KeptParts()
@@ -427,17 +424,14 @@ class ServiceGraph:
     def _listener_entry(
         self,
         listener: ListenerConfig,
-        rules: ListenerAccess | None,
         parts: Iterable[object],
     ) -> Service:
-        external = self._process.external.layer(self.loaded, listener)
-        access = ClientAccess(rules, external, self._sequence_ids())
         return self._entry(
             self.config.default_model_of(listener),
             self._shared_memory_mode(listener),
             self._upstream_identity if listener.identity == "upstream" else lambda: None,
             listener,
-            (access, *parts),
+            parts,
         )
 
     def _shared_memory_mode(self, listener: ListenerConfig) -> SharedMemoryMode:
@@ -457,7 +451,7 @@ class ServiceGraph:
         memory: SharedMemoryMode,
         identity: Callable[[], ServerMetadata | None] = lambda: None,
         listener: ListenerConfig | None = None,
-        parts: Iterable[object] = (NO_ACCESS,),
+        parts: Iterable[object] = (),
     ) -> Service:
         process = self._process
         services = {name: target.service for name, target in self._targets.items()}
@@ -506,12 +500,6 @@ class ServiceGraph:
             metrics=self._process.metrics,
             keep=keep,
         )
-
-    def _sequence_ids(self) -> SequenceIds | None:
-        """Return the ids of sequences at their servers; None if all calls are of one client."""
-        process, config = self._process, self.config
-        process.sequence_ids.idle_s = SEQUENCE_IDLE.of(config.policies)
-        return process.sequence_ids if names_clients(config) else None
 
     def _upstream_identity(self) -> ServerMetadata | None:
         """Return the metadata of the first server that has told them; None if none has."""
@@ -564,6 +552,12 @@ class ServiceGraph:
             ),
             indexes,
         )
+
+
+def _rules_of(parts: Iterable[object]) -> ListenerAccess | None:
+    """Return what the clients of a listener with these parts may do; None if there are no rules."""
+    found = (each.rules for each in parts if isinstance(each, ClientAccess))
+    return next(found, None)
 
 
 async def _probe_once(upstreams: Sequence[BuiltUpstream]) -> None:

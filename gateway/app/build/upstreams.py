@@ -325,8 +325,8 @@ class BuiltUpstream:
             self._discovery.start()
         for member in self._members:
             member.prober.start()
-        if self.endpoints.residency is not None:
-            self.endpoints.residency.start()
+        if self.endpoints.placement is not None:
+            self.endpoints.placement.start()
 
     async def drain(self, timeout_s: float) -> None:
         """Stop probing, and wait for cancelled calls that still run."""
@@ -339,8 +339,8 @@ class BuiltUpstream:
 
     async def close(self) -> None:
         """Stop probing and close every connection."""
-        if self.endpoints.residency is not None:
-            await self.endpoints.residency.close()
+        if self.endpoints.placement is not None:
+            await self.endpoints.placement.close()
         if self._discovery is not None:
             await self._discovery.close()
         for member in self.members:

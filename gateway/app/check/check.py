@@ -6,11 +6,9 @@ from ipaddress import ip_address
 from socket import AF_INET, AF_INET6, SOCK_DGRAM, gethostname, socket
 from typing import Any, Final
 
-from gateway.app.access.permissions import check_rules
 from gateway.app.build.declarations import check_declarations
 from gateway.app.build.pipeline_graphs import check_graphs
 from gateway.app.build.route_rules import required_routes, ruled_routes, target_name
-from gateway.app.check.access_checks import check_access
 from gateway.app.check.exposure import forbid_exposure
 from gateway.app.check.strict_checks import strict_findings
 from gateway.app.check.tls_checks import check_tls
@@ -20,7 +18,7 @@ from gateway.config.load import LoadedConfig
 from gateway.config.models import Config, ListenerConfig, UpstreamConfig
 from gateway.config.routes import RouteConfig
 from gateway.config.yaml_tree import NOWHERE, Finding, KeyPath, Problem, path_text
-from gateway.ir.calls import Call, ModelLoadRequest, RepositoryIndexRequest
+from gateway.ir.calls import Call, ModelLoadRequest
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import Unsupported
 from gateway.ir.limits import MessageLimits
@@ -40,8 +38,8 @@ from gateway.registry import (
     protocol_names,
     transform,
 )
-from gateway.routing.residency.settings import RESIDENCY
 from gateway.routing.rolling.settings import ROLLING_LOAD
+from gateway.settings.setting import Setting
 from gateway.settings.signature import SignatureConfig
 from gateway.settings.units import UNIX, Address, StreamAddress, Url
 from gateway.telemetry.faults import FAULTS
@@ -52,7 +50,7 @@ _NOT_ON_ONE_PORT: Final = (
     "grpcio takes no connection of another server; use 'transport: native', or 'http' and 'grpc'"
 )
 
-_LOAD: Final = ModelLoadRequest(model=ModelRef("m"))
+LOAD: Final = ModelLoadRequest(model=ModelRef("m"))
 _NOT_WITHHELD: Final = (
     "'withhold' is not possible with 'transport: reference', which cancels all calls whose client "
     "has left; use 'transport: native'"
@@ -113,10 +111,8 @@ def _findings(config: Config) -> Iterator[Finding]:
     yield from _loops(config)
     yield from check_graphs(config)
     yield from check_workers(config)
-    yield from _check_model_control(config)
+    yield from check_model_control(config, ROLLING_LOAD, LOAD)
     yield from check_tls(config)
-    yield from check_rules(config)
-    yield from check_access(config)
 
 
 def _unsent_headers(at: KeyPath, upstream: UpstreamConfig) -> Iterator[Finding]:
@@ -370,19 +366,17 @@ def _raised(path: KeyPath, check: Callable[..., object], *arguments: Any) -> Ite
         yield path, str(error.args[0])
 
 
-def _check_model_control(config: Config) -> Iterator[Finding]:
-    """Yield the keys that need loads, before a server whose protocol has none."""
+def check_model_control(
+    config: Config, setting: Setting[Any], *calls: Call[Any]
+) -> Iterator[Finding]:
+    """Yield where a key of upstreams is set, before a server whose protocol lacks a call."""
     for name, upstream in config.upstreams.items():
         url = upstream.all_urls[0]
-        calls: dict[str, tuple[Call[Any], ...]] = {}
-        if RESIDENCY.of(upstream) is not None:
-            calls["residency"] = (_LOAD, RepositoryIndexRequest())
-        if ROLLING_LOAD.of(upstream) is not None:
-            calls["rolling_load"] = (_LOAD,)
-        for key, needed in calls.items():
-            if not all(_has_form(url, upstream.options, call) for call in needed):
-                text = f"{url.scheme} has no loads of models, or no index of them"
-                yield ("upstreams", name, key), f"{text}; expected a protocol with both"
+        if setting.of(upstream) is not None and not all(
+            _has_form(url, upstream.options, call) for call in calls
+        ):
+            text = f"{url.scheme} has no loads of models, or no index of them"
+            yield ("upstreams", name, setting.key), f"{text}; expected a protocol with both"
 
 
 def _has_form(url: Url, options: Any, call: Call[Any]) -> bool:

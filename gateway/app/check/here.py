@@ -17,25 +17,24 @@ from stat import S_ISDIR, S_ISREG
 from types import UnionType
 from typing import Annotated, Any, Final, Union, get_args, get_origin
 
-from gateway.access.key_sets import read_key_set
 from gateway.api.start_error import REASONS, StartError, reason_of
-from gateway.app.access.authentication import read_keys
 from gateway.app.admin.tokens import token_fault
-from gateway.app.build.models import model_spec
-from gateway.app.check.access_checks import is_url
+from gateway.app.build.models import model_loader_of, model_spec
 from gateway.app.listen.certificates import client_files, server_files
 from gateway.backends.hosted import versions_of
 from gateway.config.load import LoadedConfig
 from gateway.config.tls import TlsConfig
 from gateway.config.yaml_tree import Finding, KeyPath, Problem
-from gateway.registry import backend, load_dotted
-from gateway.routing.residency.settings import LOCAL_RESIDENCY
+from gateway.registry import backend, extensions, load_dotted
 from gateway.settings.fields import Outside
 from gateway.settings.model import Model
 from gateway.settings.units import Address, StreamAddress
 
 _SERVERS: Final = frozenset({"listeners", "admin"})
 """The sections whose TLS is that of a server."""
+
+_FETCHED: Final = ("https://", "http://")
+"""What is fetched begins so, where a key may name a file, too."""
 
 # Another gateway, which this one replaces, may listen there, or a service manager.
 _LATER: Final = frozenset({errno.EADDRINUSE, errno.EAFNOSUPPORT})
@@ -112,7 +111,7 @@ def _files(loaded: LoadedConfig) -> Iterator[Finding]:
     """Yield the files and folders that cannot be used, and the sockets that cannot be made."""
     folder = loaded.directory
     for at, name in _outside(loaded, Outside.READ):
-        if at[-1] != "jwks" or not is_url(name):
+        if not name.startswith(_FETCHED):
             yield from _raised(at, name, _check_content, at, folder / name)
     for at, name in _outside(loaded, Outside.WRITTEN):
         yield from _raised(at, name, _check_appended, folder / name)
@@ -134,11 +133,9 @@ def _files(loaded: LoadedConfig) -> Iterator[Finding]:
 def _check_content(at: KeyPath, path: Path) -> None:
     """Check a file that is read at the start, by what reads it."""
     _check_read(path)
-    if at[-1] == "jwks":
-        read_key_set(path.read_bytes())
-    elif at[:2] == ("security", "keys"):
-        read_keys(path.read_bytes())
-    elif at[0] == "admin" and (fault := token_fault(path)):
+    for extension in extensions().values():
+        extension.check_file(at, path)
+    if at[0] == "admin" and (fault := token_fault(path)):
         raise ValueError(fault)
 
 
@@ -197,7 +194,7 @@ def _callables(loaded: LoadedConfig) -> Iterator[Finding]:
 
 def _models(loaded: LoadedConfig) -> Iterator[Finding]:
     """Yield the models whose files or callables are missing; those that calls load are left out."""
-    if LOCAL_RESIDENCY.of(loaded.config) is not None:
+    if model_loader_of(loaded) is not None:
         return
     for name, model in loaded.config.models.items():
         at = ("models", name)

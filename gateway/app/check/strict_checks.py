@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from gateway.app.check.access_checks import mode_of
 from gateway.config.admin import AdminConfig
 from gateway.config.load import LoadedConfig
 from gateway.config.models import Config, ListenerConfig
@@ -52,7 +51,7 @@ def _check_authentication(
     addresses = (listener.http, listener.grpc, listener.address)
     streams = (each.address for each in listener.streams)
     is_remote = any(each is not None and not each.is_loopback for each in (*addresses, *streams))
-    if not is_remote or mode_of(listener, config) != "off":
+    if not is_remote or config.authentication_of(listener) != "off":
         return
     # Without TLS there is that to mend first: others would read the credentials.
     if listener.authentication is None and (listener.tls is None or _is_mutual(listener.tls)):

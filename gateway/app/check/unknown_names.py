@@ -11,16 +11,14 @@ from typing import Any, Final, NamedTuple, get_args
 
 from pydantic.fields import FieldInfo
 
-from gateway.access.key_file import KeyFileError, load_key_file
 from gateway.app.build.route_rules import ruled_routes
-from gateway.app.check.access_checks import has_credentials, mode_of
 from gateway.config.load import LoadedConfig
 from gateway.config.models import Config
 from gateway.config.permissions import ConditionsConfig
 from gateway.config.routes import MatchConfig
 from gateway.config.yaml_tree import Finding, KeyPath
 from gateway.ir.identity import ANONYMOUS
-from gateway.registry import protocol, protocol_names
+from gateway.registry import extensions, protocol, protocol_names
 from gateway.settings.fields import NameKind, NameOf
 from gateway.settings.model import Model
 from gateway.settings.patterns import globs
@@ -172,7 +170,9 @@ def _names(loaded: LoadedConfig) -> Mapping[NameKind, _Names]:
     has_groups = any(each.groups for each in security.jwt) or any(
         each.groups_header for each in security.proxies
     )
-    names = [*config.clients, ANONYMOUS.name, *_key_clients(loaded)]
+    names = [*config.clients, ANONYMOUS.name]
+    for extension in extensions().values():
+        names += extension.client_names(loaded)
     return {
         "client": _Names(frozenset(names), (*_unlisted(config), *anything)),
         "group": _Names(
@@ -206,16 +206,6 @@ def _unlisted(config: Config) -> Iterator[str]:
         yield "cert:"
 
 
-def _key_clients(loaded: LoadedConfig) -> Iterator[str]:
-    """Yield the clients of API keys; none where the file cannot be read here."""
-    keys = loaded.config.security.keys
-    if keys is not None:
-        try:
-            yield from (each.client for each in load_key_file(loaded.directory / keys.file).keys)
-        except (OSError, KeyFileError):
-            return
-
-
 def _label_values(config: Config) -> dict[str, frozenset[str]]:
     found: dict[str, set[str]] = {}
     for client in config.clients.values():
@@ -242,7 +232,7 @@ def _conditions_of_nobody(config: Config) -> Iterator[Finding]:
     asking = {
         each.name
         for each in config.listeners
-        if mode_of(each, config) != "off" and has_credentials(config)
+        if config.authentication_of(each) != "off" and config.has_credentials()
     }
     every = {each.name for each in config.listeners}
     sections: list[tuple[KeyPath, ConditionsConfig | MatchConfig]] = []

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import structlog
 
-from gateway.api.access import Authenticator
+from gateway.api.access import Authenticator, Gatekeeper
 from gateway.api.extension import ReplyNotes
 from gateway.api.protocol import Options, ProtocolSpec
 from gateway.api.tap import CountCall, Tap
@@ -56,7 +56,7 @@ from gateway.transports.contract import (
     Server,
     ServerLimits,
 )
-from gateway.transports.http.cors import KEY_HEADER, CorsRules
+from gateway.transports.http.cors import CorsRules
 from gateway.transports.http.passthrough import PassthroughClient
 from gateway.transports.http2.frames import may_be_http2
 from gateway.transports.memory_budget import MemoryBudget
@@ -302,9 +302,7 @@ class SharedResources:
         tap: Receives the calls of all frontends; None for no tap.
         on_call: Called with each request that reaches no service; None for nothing.
         tracing: Makes spans; None for no spans.
-        authenticator: Returns what names the clients of a listener; None if nobody asks.
-        needs_client: Returns whether each request of a listener needs a credential.
-        key_header: Returns the header with an API key, in lower case.
+        gatekeeper: Knows who calls.
         load: Returns the load that responses tell; None where they tell none.
         page: Returns the metrics page.
     """
@@ -313,6 +311,7 @@ class SharedResources:
     call_log: CallLog
     budget: MemoryBudget
     directory: Path
+    gatekeeper: Gatekeeper
     reuse_port: bool = False
     should_replace: bool = False
     sockets: Mapping[str, socket.socket] = field(default_factory=dict)
@@ -323,9 +322,6 @@ class SharedResources:
     tap: Tap | None = None
     on_call: CountCall | None = None
     tracing: Tracing | None = None
-    authenticator: Callable[[ListenerConfig], Authenticator | None] = lambda _listener: None
-    needs_client: Callable[[str], bool] = lambda _listener: False
-    key_header: Callable[[], str] = lambda: KEY_HEADER
     load: Callable[[], Load] | None = None
     page: metrics_page.Page | None = None
 
@@ -351,8 +347,8 @@ def build_listener(
     paths = owned_paths(config, shared.upstreams)
     built = BuiltListener(config, paths, entry, rejections, shared.tap, shared.tracing)
     built.load = shared.load
-    built.needs_client = partial(shared.needs_client, config.name)
-    authenticator = shared.authenticator(config)
+    built.needs_client = partial(shared.gatekeeper.needs_client, config.name)
+    authenticator = shared.gatekeeper.authenticator(config.name)
     if authenticator is not None:
         built.authentication = listener_authentication(authenticator, config, paths)
     tls = built.tls = listener_tls(config.name, config.tls, shared.directory)
@@ -575,7 +571,7 @@ def _cors_rules(config: ListenerConfig, shared: SharedResources) -> CorsRules | 
     return CorsRules(
         found.origins,
         found.max_age,
-        shared.key_header,
+        shared.gatekeeper.key_header,
         sent=[name for each in bindings for name in each.request_headers],
         read=[name for each in bindings for name in each.response_headers],
     )

@@ -11,7 +11,6 @@ import structlog
 
 from gateway.api.tap import Tap
 from gateway.app.build.upstreams import BuiltUpstream
-from gateway.app.check.access_checks import gets_authorization
 from gateway.config.models import PassthroughConfig, UpstreamConfig
 from gateway.ir.calls import OpaqueCall
 from gateway.ir.context import REQUEST_ID, Client
@@ -23,6 +22,7 @@ from gateway.ir.unread import unread_call
 from gateway.policies.forward_headers import (
     CLIENT_HEADER,
     REPEATED_CREDENTIAL,
+    forwards_authorization,
     has_two_credentials,
 )
 from gateway.telemetry.call_log import OK, PASSTHROUGH, CallRecord
@@ -234,7 +234,7 @@ def passthrough_client(
     return PassthroughClient(
         client,
         partial(known_posts, built) if passes_inferences else tuple,
-        gets_authorization=gets_authorization(config),
+        gets_authorization=forwards_authorization(config),
         client_header=(CLIENT_HEADER.of(config) or "").lower(),
     )
 

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from gateway.access.authenticator import ListenerAuthenticator
-from gateway.api.access import Authenticator
+from gateway.api.access import Authenticator, HidingAuthenticator
 from gateway.config.models import ListenerConfig, UpstreamConfig
 from gateway.config.yaml_tree import KeyPath
 from gateway.registry import protocol, protocol_names
@@ -183,7 +182,7 @@ def listener_authentication(
         paths: The paths of its protocols.
     """
     public = public_paths(config, paths)
-    if isinstance(authenticator, ListenerAuthenticator):
+    if isinstance(authenticator, HidingAuthenticator):
         return Authentication(authenticator, public, authenticator.hidden)
     return Authentication(authenticator, public)
 

@@ -21,7 +21,6 @@ from prometheus_client.core import Metric
 from gateway import __version__
 from gateway.api.access import Authenticator
 from gateway.api.start_error import REASONS, RELOAD_LATE, StartError, reason_of
-from gateway.app.access.authentication import AccessControl
 from gateway.app.admin.running import RunningGateway
 from gateway.app.admin.server import PAGE_DRAIN_S, PagesServer, start_pages
 from gateway.app.admin.status.document import Document, gauge_entries
@@ -54,8 +53,6 @@ from gateway.concurrency.limiter import CLIENT_MEMORY
 from gateway.concurrency.offload import limit_memory
 from gateway.config.load import ConfigError, LoadedConfig
 from gateway.config.models import Config
-from gateway.policies.access.owners import SequenceIds
-from gateway.policies.limits.sequences import SEQUENCE_IDLE
 from gateway.policies.limits.shed_load import ProcessLoad
 from gateway.policies.observe import Recorder
 from gateway.policies.shared_memory.forwarded import ForwardedRegions
@@ -171,7 +168,7 @@ class Gateway:
         self.metrics.registry.register(LostLines(lost))
         self.parts = ServingParts.of(loaded, self._slot, self.metrics, new_path, setups, notify)
         tap = self.parts.tap
-        self._access = AccessControl(loaded)
+        self._access = self.parts.client_access
         self._process = ProcessParts(
             metrics=self.metrics,
             budget=self._budget,
@@ -184,16 +181,13 @@ class Gateway:
                 SHARED_REGIONS.of(config), is_shared=not self._slot.is_single
             ),
             load=self._load,
-            obstacle=self._access.unread_key_set,
+            obstacle=self._access.obstacle,
             parts=self.parts,
-            sequence_ids=SequenceIds(
-                SEQUENCE_IDLE.of(config.policies), is_divided=not self._slot.is_single
-            ),
             new_path=(new_path if tap is None else partial(inherited_path, new_path=new_path)),
             tracing=None if self._export is None else self._export.tracing,
         )
         self._graph = ServiceGraph(loaded, self._process)
-        self.parts.hold(self._graph.held_models())
+        self.parts.place(self._graph.placements())
         counts = self.metrics.model_counts
         self._counts = None if counts is None else _server_counts(lambda: self._graph, counts)
         self._totals = None if counts is None else TritonNames()
@@ -220,9 +214,7 @@ class Gateway:
             tap=tap,
             on_call=self.parts.on_call,
             tracing=self._process.tracing,
-            authenticator=self._access.authenticator,
-            needs_client=self._access.needs_client,
-            key_header=self._access.key_header,
+            gatekeeper=self._access,
             page=self._page,
             load=process_usage(self._slot, self.metrics) if config.telemetry.metrics.orca else None,
         )
@@ -243,7 +235,7 @@ class Gateway:
     def _tls_files(self) -> list[TlsFiles]:
         """Return the TLS files of the listeners and of the upstreams in force."""
         listeners = [each.tls for each in self._listeners if each.tls is not None]
-        own = [each for each in (self._admin_tls, self._process.external.tls) if each is not None]
+        own = [] if self._admin_tls is None else [self._admin_tls]
         return [*listeners, *own, *self._graph.tls_files(), *self._access.tls_files()]
 
     @property
@@ -494,7 +486,7 @@ class Gateway:
 
     async def _replace_graph(self, graph: ServiceGraph) -> None:
         old, self._graph = self._graph, graph
-        self.parts.hold(graph.held_models())
+        self.parts.place(graph.placements())
         finishing: dict[str, FinishSequences] = {}
         sequences = None
         is_any_open = old.open_sequences(graph.parts)
@@ -561,7 +553,6 @@ class Gateway:
         await self._retirements.finish(0)
         await self._graph.close()
         await self.parts.stop()
-        await self._process.external.close()
         if self._leading is not None:
             await self._leading.stop()
         self._regions.close()

@@ -3,17 +3,14 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from gateway.app.access.external_access import ExternalAccess
 from gateway.app.build.parts import ServingParts
 from gateway.app.chains.tracing import Tracing
 from gateway.app.run.worker_slot import WorkerSlot
 from gateway.ir.metadata import Trend
-from gateway.policies.access.owners import SequenceIds
 from gateway.policies.limits.shed_load import ProcessLoad
 from gateway.policies.observe import Recorder
 from gateway.policies.shared_memory.forwarded import ForwardedRegions
 from gateway.policies.shared_memory.regions import Regions
-from gateway.routing.sequence_affinity import IDLE_S
 from gateway.telemetry.call_log import CallLog
 from gateway.telemetry.call_path import CallPath
 from gateway.telemetry.metrics import Metrics
@@ -35,8 +32,6 @@ class ProcessParts:
         new_path: Makes the record of a call's path.
         tracing: Makes spans; None for no spans.
         parts: The parts of extensions.
-        sequence_ids: The ids of clients' sequences at their servers.
-        external: The program that decides about calls.
     """
 
     metrics: Metrics
@@ -52,5 +47,3 @@ class ProcessParts:
     new_path: Callable[..., CallPath] = CallPath
     tracing: Tracing | None = None
     parts: ServingParts = field(default_factory=ServingParts)
-    sequence_ids: SequenceIds = field(default_factory=lambda: SequenceIds(IDLE_S))
-    external: ExternalAccess = field(default_factory=ExternalAccess)

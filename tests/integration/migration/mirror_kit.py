@@ -33,7 +33,7 @@ Scans = npt.NDArray[np.float32]
 
 def keeper_of(gateway: Gateway) -> ShadowKeeper:
     """Return the keeper of the shadow process of a gateway without workers."""
-    part = gateway.parts["migration"]
+    part = gateway.parts._parts["migration"]
     assert isinstance(part, MigrationServing)
     assert part.keeper is not None
     return part.keeper

@@ -219,14 +219,15 @@ def test_each_key_of_a_file_has_a_type_of_files() -> None:
 # Where the start is refused, by module, and why `--here` knows it, or cannot.
 REFUSALS = {
     "gateway/app/check/here.py": "the list itself",
-    "gateway/app/access/authentication.py": "keys and key sets: cases; a package: `check`",
-    "gateway/app/access/external_access.py": "case security.external.python",
+    "gateway/access/control.py": "keys and key sets: cases; a package: `check`",
+    "gateway/access/external.py": "case security.external.python",
+    "gateway/access/parts.py": "any reason of key sets and proxies: cases",
     "gateway/app/run/gateway.py": "any reason of a part that is built: the cases",
     "gateway/quotas/parts.py": "a file of the state that cannot be read: the folder is a case",
     "gateway/quotas/counts.py": "another gateway that counts in the directory",
     "gateway/app/run/reload.py": "a reload that takes too long",
     "gateway/api/start_error.py": "a part of a package that fails",
-    "gateway/app/build/parts.py": "a part of a package that misspells a member",
+    "gateway/app/build/parts.py": "a package: a misspelt member, a second gatekeeper",
     "gateway/app/listen/activation.py": "sockets of a service manager, which only its process has",
     "gateway/app/processes/worker_process.py": "what a worker says",
     "gateway/app/workers/supervisor.py": "what a worker says, and ports in use",

@@ -8,12 +8,11 @@ import sys
 _PROGRAM = "import sys, gateway.app, gateway.registry; print(*sys.modules)"
 LAZY = {
     "gateway.app.run.server_counts",
-    "gateway.routing.residency.controller",
-    "gateway.routing.residency.layer",
-    "gateway.routing.residency.local",
-    "gateway.routing.residency.plan",
-    "gateway.routing.residency.steps",
-    "gateway.routing.residency.transfers",
+    "gateway.residency.controller",
+    "gateway.residency.layer",
+    "gateway.residency.local",
+    "gateway.residency.plan",
+    "gateway.residency.steps",
     "gateway.routing.rolling.layer",
     "prometheus_client.parser",
 }
@@ -23,5 +22,5 @@ def test_residency_and_the_figures_of_servers_cost_no_start() -> None:
     """They are imported where the file has `residency`, `rolling_load` or `compat`."""
     command = [sys.executable, "-c", _PROGRAM]
     found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
-    assert "gateway.routing.residency.settings" in found.split()
+    assert "gateway.residency.settings" in found.split()
     assert set() == LAZY & set(found.split())

@@ -10,6 +10,11 @@ from pathlib import Path
 _PROGRAM = """
 import asyncio, json, sys
 import gateway.registry
+
+if sys.argv[1] == "absent":
+    del gateway.registry.EXTENSIONS["migration"]
+    sys.modules["gateway.migration"] = None  # an import of it fails
+
 from gateway.app.run.gateway import Gateway
 from gateway.app.build.parts import LeadingParts, OwnProcess
 from gateway.app.run.reload import Reloader
@@ -42,9 +47,6 @@ async def main():
     await gateway.stop()
     return statuses
 
-if sys.argv[1] == "absent":
-    del gateway.registry.EXTENSIONS["migration"]
-    sys.modules["gateway.migration"] = None  # an import of it fails
 statuses = asyncio.run(main())
 kit = sorted(name for name in sys.modules if name.startswith("gateway.migration"))
 print(json.dumps([statuses, kit]), file=sys.stderr)

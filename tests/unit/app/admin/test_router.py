@@ -17,6 +17,7 @@ from gateway.app.admin.router import ROUTES, AdminRouter
 from gateway.app.build import parts
 from gateway.app.build.parts import LeadingParts, OwnProcess
 from gateway.config.load import load_text
+from gateway.residency.admin import routes_of
 from tests.admin_kit import ask, router_of
 
 CONFIG = "version: 1\nlisteners: [{http: 8000}]\nupstreams: {a: {url: 'http://b:1'}}\n"
@@ -146,7 +147,7 @@ async def test_a_package_leads_with_routes_alone(monkeypatch: pytest.MonkeyPatch
     leading = LeadingParts.of(OwnProcess(load_text(CONFIG)))
     assert ["/toys"] == [each.path for each in leading.routes]
     assert [] == list(leading.collect())
-    assert {"toys": PartSetup(), "residency": PartSetup({"pins": []})} == leading.setups(1)
+    assert {"toys": PartSetup()} == leading.setups(1)
     assert "metrics" == leading.on_process_ended("metrics")
     await leading.start()
     leading.lead()
@@ -209,7 +210,11 @@ def test_two_routes_of_one_path_and_method_are_an_error() -> None:
         served(route("/metrics", echo))
 
 
-@pytest.mark.parametrize("each", ROUTES, ids=lambda it: it.path)
+async def _unused(_action: str, _name: str) -> dict[str, object]:
+    return {}
+
+
+@pytest.mark.parametrize("each", [*ROUTES, *routes_of(_unused)], ids=lambda it: it.path)
 def test_each_route_needs_the_role_of_what_it_does(each: AdminRoute) -> None:
     """Changes need `operate`, and all else is `read`."""
     expected = AdminNeed.READ

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.app.access.permissions import listener_access
+from gateway.access.permissions import listener_access
 from gateway.config.models import Config
 from gateway.ir.calls import Call, InferRequest, ModelReadyRequest, RepositoryIndexRequest
 from gateway.ir.context import Client, Context, ModelRef
