@@ -16,6 +16,9 @@ TESTS ?= tests
 WORKERS ?= 2
 # Half as many again for tests that mostly wait for sockets, processes and clocks.
 PROCESSES = $(shell expr $(WORKERS) + $(WORKERS) / 2)
+# Files in the order of their folders: those of tests/unit take less than a second each and come last, so
+# that all processes end at about the same time. By itself xdist puts files with one long test there.
+BY_FILE = --dist loadfile --no-loadscope-reorder
 # PyTorch for the CPU, which some indexes offer. The usual build, of torch.lock, brings several GB of CUDA libraries.
 TORCH ?= requirements/torch-cpu.lock
 TORCH_CPU := torch==2.13.0+cpu
@@ -120,12 +123,12 @@ regenerate: $(VENV)/.installed-dev ## Write the generated files again.
 
 .PHONY: unit
 unit: $(VENV)/.installed-dev ## Run the tests alone (TESTS=tests/unit/ir selects some).
-	$(BIN)/pytest $(TESTS) -q -n $(PROCESSES) --dist loadfile --hypothesis-profile=ci -m "not slow and not gpu" \
+	$(BIN)/pytest $(TESTS) -q -n $(PROCESSES) $(BY_FILE) --hypothesis-profile=ci -m "not slow and not gpu" \
 		--ignore tests/hostile --ignore tests/interop
 
 .PHONY: core
 core: $(VENV)/.installed-dev ## Run the tests in a copy without the migration kit (TESTS=tests/hostile selects some).
-	$(BIN)/python -m tests.without_migration $(TESTS) -q -n $(PROCESSES) --dist loadfile --hypothesis-profile=ci \
+	$(BIN)/python -m tests.without_migration $(TESTS) -q -n $(PROCESSES) $(BY_FILE) --hypothesis-profile=ci \
 		-m "not slow and not gpu and not interop"
 
 .PHONY: interop interop-native interop-reference
@@ -157,11 +160,14 @@ hostile: $(VENV)/.installed-dev ## Send hostile input to a running gateway, on e
 	HOSTILE_TRANSPORT=native $(HOSTILE)
 	HOSTILE_TRANSPORT=reference $(HOSTILE) $(addprefix --ignore=tests/hostile/test_,$(addsuffix .py,$(OF_MESSAGES)))
 
+# Files with a word; tests/conftest.py checks that those of the marker have it. To import all takes each process half a minute.
+with-word = $(shell grep -rlF $(1) tests --include='test_*.py' --exclude-dir=interop --exclude-dir=hostile --exclude-dir=gpu | sort)
+
 .PHONY: slow
 slow: $(VENV)/.installed-dev ## Run the slow tests, then the property tests with more examples.
-	$(BIN)/pytest tests -q -n $(PROCESSES) --dist loadfile -m "slow and not interop and not hostile and not gpu" \
+	$(BIN)/pytest $(call with-word,mark.slow) -q -n $(PROCESSES) $(BY_FILE) -m "slow and not interop and not hostile and not gpu" \
 		--hypothesis-profile=ci --timeout=300
-	$(BIN)/pytest tests -q -n $(WORKERS) --dist loadfile -m "hypothesis and not slow and not interop and not hostile and not gpu" \
+	$(BIN)/pytest $(call with-word,hypothesis) -q -n $(WORKERS) $(BY_FILE) -m "hypothesis and not slow and not interop and not hostile and not gpu" \
 		--hypothesis-profile=thorough
 	$(BIN)/pytest tests/interop/test_fuzz_triton.py tests/interop/test_shield_cancellation.py -q -rs -m "interop and slow" --timeout=900
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 
 from benchmarks import graphpipe, grps, messages, model_servers, noop, systems, tensorrt
 from benchmarks.applications import KINDS
@@ -78,10 +78,11 @@ class Job:
     addresses: int = 1
 
 
-def all_jobs() -> list[Job]:
-    """Return every job."""
+@cache
+def all_jobs() -> tuple[Job, ...]:
+    """Return every job, whose messages take seconds to make."""
     small, image, huge = messages.small(), messages.image(), messages.huge()
-    return [
+    return (
         *(_as_sent(_json_to_grpc("", small, 32), "json-grpc", kind) for kind in KINDS),
         *(_as_sent(_grpc_to_http("", small, 32), "grpc-http", kind) for kind in KINDS),
         _json_to_grpc("json-grpc small", small, 32),
@@ -107,7 +108,7 @@ def all_jobs() -> list[Job]:
         _differing_forms("forms json-grpc small", small, 32),
         *(_of_size(nbytes) for nbytes in SIZES),
         *(_balanced(small, count, 32) for count in ENDPOINTS),
-    ]
+    )
 
 
 Make = Callable[..., Contender]

@@ -53,6 +53,8 @@ _TRIED_AGAIN = {
     "tests/integration/": pytest.mark.flaky(reruns=1, reruns_delay=1),
     "tests/matrix/test_s": pytest.mark.flaky(reruns=1, reruns_delay=1),
 }
+_WORDS: Final = {"slow": "mark.slow", "hypothesis": "hypothesis"}
+"""What a file with tests of a marker contains: `make slow` collects the files that do."""
 MAX_RERUNS: Final = 5
 """A run in which more tries failed has failed, whatever the last tries did."""
 
@@ -96,11 +98,26 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Let the garbage collector pass by what is collected here, now and later: all of it stays."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Give properties more time, for they are hundreds of tests in one, and sockets more tries."""
     if not HAS_MIGRATION:
         _deselect(config, items, lambda item: item.get_closest_marker(MIGRATION) is not None)
     _deselect(config, items, is_unavailable)
+    for name, word in _WORDS.items():
+        paths = {item.path for item in items if item.get_closest_marker(name) is not None}
+        if hidden := [str(path) for path in paths if word not in path.read_text("utf-8")]:
+            raise pytest.UsageError(f"{hidden} have {name} tests and not the word {word}")
     for item in items:
         if item.get_closest_marker("flaky") is None:
             tried = (mark for place, mark in _TRIED_AGAIN.items() if place in item.nodeid)

@@ -27,7 +27,7 @@ _LINE: Final = "gateway.migration:"
 
 def make_core(folder: Path) -> None:
     """Write a copy of the project without the migration kit into a folder that does not exist."""
-    copy_project(folder)
+    copy_project(folder, compiled=True)
     shutil.rmtree(folder / WING)
     for found in (folder / "tests").glob("*/migration"):
         shutil.rmtree(found)

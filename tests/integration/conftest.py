@@ -9,12 +9,20 @@ import pytest
 import structlog
 
 from gateway.telemetry import logs
+from tests.integration import fork_server
 from tests.integration.grpc_echo import MAKES
 from tests.integration.http_kit import HTTP_MAKES
 
 # Server and client. The reference implementations before each other would test libraries alone.
 _PAIRS = [("native", "native"), ("native", "reference"), ("reference", "native")]
 BY_PAIR = pytest.fixture(params=_PAIRS, ids=lambda pair: f"{pair[0]}-server-{pair[1]}-client")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def forked_processes() -> Iterator[None]:
+    """Fork the processes of gateways; a module whose processes start from nothing replaces this."""
+    with fork_server.forking():
+        yield
 
 
 @pytest.fixture

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from gateway.ir.errors import ErrorCode, GatewayError
 from gateway.transports.contract import HttpFrontend, HttpMount, MemoryBudget, ServerLimits
@@ -19,6 +19,8 @@ from gateway.transports.net.tls_files import TlsContext
 from gateway.transports.reference.http_client import HttpClient as ReferenceClient
 from gateway.transports.reference.http_server import HttpServer as ReferenceServer
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -208,11 +210,36 @@ class Raw:
             await self.writer.wait_closed()
 
 
-async def eventually(condition: Callable[[], bool]) -> None:
-    """Wait, some seconds at most, for a condition without an event."""
-    async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110
+@overload
+async def eventually(found: Callable[[], Coroutine[Any, Any, T]], patience_s: float = ...) -> T: ...
+@overload
+async def eventually(found: Callable[[], T], patience_s: float = ...) -> T: ...
+async def eventually(found: Callable[[], Any], patience_s: float = 60.0) -> Any:
+    """Return the first true result of *found*, for what has no event to await.
+
+    Raises:
+        TimeoutError: There is none within *patience_s* seconds.
+    """
+    async with asyncio.timeout(patience_s):
+        while True:
+            result = found()
+            value = await result if isinstance(result, Awaitable) else result
+            if value:
+                return value
             await asyncio.sleep(0.005)
+
+
+async def retried(
+    make: Callable[[], Awaitable[T]], error: type[Exception], patience_s: float = 60.0
+) -> T:
+    """Return the first result of *make*, which may raise *error* until then."""
+
+    async def attempt() -> list[T]:
+        with suppress(error):
+            return [await make()]
+        return []
+
+    return (await eventually(attempt, patience_s))[0]
 
 
 def parse(data: bytes) -> list[int]:

@@ -19,6 +19,7 @@ from gateway.quotas.budget_queue import Charge
 from gateway.quotas.budgets import Budgets, Limit, LocalAccounts
 from gateway.quotas.pools import PoolLeases
 from gateway.quotas.store import QuotaStore
+from tests.integration.workers_kit import eventually
 from tests.interop.programs import program
 
 CALL = [Charge(("q", "fraud"), 1)]
@@ -44,10 +45,7 @@ class Redis:
         self._process = subprocess.Popen(
             [*command, "--save", "", "--dir", str(self._folder)], stdout=subprocess.DEVNULL
         )
-        deadline = time.monotonic() + 20
-        while not self.path.exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        eventually(self.path.exists)
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the server."""

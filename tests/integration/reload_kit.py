@@ -31,6 +31,7 @@ from gateway.policies.complete.policy import Complete
 from gateway.settings.units import parse_url
 from tests.integration import workers_kit
 from tests.integration.cli_kit import Running, serving
+from tests.integration.http_kit import eventually
 
 PATIENCE_S = 45.0
 
@@ -253,14 +254,17 @@ class Load:
             await connected.close()
         self._check_servers()
 
+    async def reaches(self, count: int, patience_s: float = PATIENCE_S) -> None:
+        """Wait for so many replies, or for one that is wrong."""
+        await eventually(lambda: self.answered >= count or bool(self.wrong), patience_s)
+
     async def send_to(self, number: int, text: str) -> None:
         """Reload a configuration whose only server is *number*, and wait for calls with it."""
         self._history.append(number)
         status, document = await self._gateway.reload(text)
         assert status == 200, document
         self._confirmed = len(self._history) - 1
-        answered = self.answered
-        await until(lambda: self.answered >= answered + 20 or bool(self.wrong))
+        await self.reaches(self.answered + 20)
         self._check_servers()
 
     async def _ask(self, scheme: str, service: Any) -> None:
@@ -309,10 +313,3 @@ class Load:
             self.answered += 1
         else:
             self.wrong.append(f"{scheme}: server {number}, expected {self._history[first:]}")
-
-
-async def until(holds: Any, patience_s: float = PATIENCE_S) -> None:
-    """Wait until *holds* returns true."""
-    async with asyncio.timeout(patience_s):
-        while not holds():  # noqa: ASYNC110  # nothing notifies of what happens in other processes
-            await asyncio.sleep(0.01)

@@ -30,6 +30,7 @@ from tests.integration.access_kit import (
     read_brpc,
 )
 from tests.integration.asking_kit import running
+from tests.integration.http_kit import eventually
 from tests.properties.registered import REGISTERED, Registered
 
 QUESTION = ServerReadyRequest()
@@ -97,9 +98,11 @@ async def issuing(
 
 async def fetched(gateway: Gateway) -> None:
     """Wait until the first key set is there."""
-    async with asyncio.timeout(20):
-        while (await status_of(gateway, token())) == 503:  # noqa: ASYNC110  # a task fetches
-            await asyncio.sleep(0.02)
+
+    async def is_there() -> bool:
+        return await status_of(gateway, token()) != 503
+
+    await eventually(is_there)
 
 
 async def status_of(gateway: Gateway, value: str, path: str = "/v2") -> int:

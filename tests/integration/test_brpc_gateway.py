@@ -19,6 +19,7 @@ import pytest
 from tests.cases import brpc_oracle as oracle
 from tests.cases.brpc_oracle import INT32, Client, Question, Tensor
 from tests.integration.cli_kit import Running, serving
+from tests.integration.workers_kit import eventually
 
 OK = (200, "OK", oracle.SUCCESS)
 ROWS = (
@@ -90,10 +91,7 @@ def has_logged(running: Running, event: str, number: int) -> bool:
 
 def until(running: Running, event: str, number: int) -> None:
     """Wait for an event of the model."""
-    until_s = time.monotonic() + 30
-    while not has_logged(running, event, number):
-        assert time.monotonic() < until_s, f"{event} {number} was not said"
-        time.sleep(0.002)
+    eventually(lambda: has_logged(running, event, number))
 
 
 @pytest.mark.parametrize("kind", range(4))

@@ -6,7 +6,6 @@ import asyncio
 import json
 import socket
 import ssl
-import time
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from gateway.app import Gateway
 from gateway.app.admin.changes import reload_response
 from gateway.app.run.reload import Reloader
 from gateway.config.load import load_text
+from tests.integration import http_kit
 from tests.integration.asking_kit import running
 from tests.integration.cli_kit import gateway, serving
 from tests.integration.tls_kit import client_side, handshake, write_authorities, write_pair
@@ -91,14 +91,12 @@ async def test_a_switched_symlink_is_noticed_within_two_seconds(tmp_path: Path) 
     async with running(listener("native"), tmp_path) as gateway:
         (tmp_path / "switched").symlink_to("two")
         (tmp_path / "switched").rename(tmp_path / "data")
-        end = time.monotonic() + 2
-        found = None
-        while found != new and time.monotonic() < end:
-            found = (
-                await handshake(gateway.addresses["main.http"], client_side(authority))
-            ).certificate
-            await asyncio.sleep(0.05)
-    assert new == found
+
+        async def shows_new() -> bool:
+            made = await handshake(gateway.addresses["main.http"], client_side(authority))
+            return made.certificate == new
+
+        await http_kit.eventually(shows_new, 2.0)
 
 
 @TRANSPORTS
@@ -200,7 +198,7 @@ async def test_a_grpc_connection_of_a_removed_authority_finishes_its_calls(
             assert b"\x08\x01" == await slow
             async with asyncio.timeout(20):
                 while (refused := await failure_of(live(b""))) is None:  # noqa: ASYNC110  # nothing tells
-                    await asyncio.sleep(0.02)
+                    await asyncio.sleep(0.02)  # a call that is under way would be cancelled
             assert grpc.StatusCode.UNAVAILABLE is refused
 
 
@@ -257,12 +255,9 @@ async def test_a_failed_handshake_is_one_line_in_the_log(
                 writer.write(b"GET / HTTP/1.1\r\n\r\n")
                 await reader.read()
                 writer.close()
-            found: list[Any] = []
-            for _ in range(100):
-                found = [each for each in lines if each["event"] == "TLS handshake failed"]
-                if found:
-                    break
-                await asyncio.sleep(0.02)
+            found = await http_kit.eventually(
+                lambda: [each for each in lines if each["event"] == "TLS handshake failed"]
+            )
     assert 1 == len(found)
     assert ("listener main", "the client sent HTTP without TLS") == (
         found[0]["socket"],

@@ -19,7 +19,7 @@ from gateway.ir.errors import GatewayError
 from gateway.ir.tensor import array_tensor, as_numpy
 from tests.chaos.faulty_server import FaultyServer
 from tests.integration.asking_kit import running
-from tests.integration.reload_kit import until
+from tests.integration.http_kit import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -102,7 +102,7 @@ class Clients:
     async def until_replied(self, count: int) -> None:
         """Wait for a number of further replies."""
         total = self.answered + count
-        await until(lambda: self.answered >= total or any(each.done() for each in self._tasks))
+        await eventually(lambda: self.answered >= total or any(each.done() for each in self._tasks))
         assert not any(each.done() for each in self._tasks), await self.stop()
 
     async def stop(self) -> list[str]:
@@ -125,7 +125,7 @@ async def test_failing_replica_is_hidden_from_clients(fault: str) -> None:
         await clients.until_replied(600)
         await bad.set(None)
         answered = bad.answered
-        await until(lambda: bad.answered > answered + 20)
+        await eventually(lambda: bad.answered > answered + 20)
         await clients.until_replied(20)
         assert [] == await clients.stop()
 

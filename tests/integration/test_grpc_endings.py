@@ -24,6 +24,7 @@ from tests.integration.grpc_echo import (
     only_quiet,
     serving,
 )
+from tests.integration.http_kit import retried
 
 pytestmark = pytest.mark.usefixtures("grpc_makes")
 
@@ -156,13 +157,7 @@ async def test_refused_connection_raises_not_sent() -> None:
 
 async def until_sent(client: GrpcClient) -> GrpcResponse:
     """Retry until the upstream is reachable."""
-    while True:
-        try:
-            response: GrpcResponse = await client.send(ask(b"again"), deadline=None)
-        except NotSent:
-            await asyncio.sleep(0.05)
-        else:
-            return response
+    return await retried(lambda: client.send(ask(b"again"), deadline=None), NotSent)
 
 
 async def test_restarted_upstream_is_used_again() -> None:

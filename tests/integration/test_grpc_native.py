@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from time import monotonic, thread_time
 from typing import Any
 
@@ -32,6 +32,7 @@ from tests.integration.grpc_echo import (
     echo,
     only_quiet,
 )
+from tests.integration.http_kit import retried
 from tests.integration.test_grpc_hostile import MESSAGE, PREFACE, call
 
 
@@ -174,12 +175,8 @@ async def test_connections_per_address_are_limited() -> None:
         goaway = frames.goaway(0, frames.ENHANCE_YOUR_CALM, refused[0].message)
         assert frames.settings(()) + goaway == refusal
         writer.close()
-        async with asyncio.timeout(20), calling(server) as client:
-            response = None
-            while response is None:
-                with suppress(Unavailable):
-                    response = await client.send(ask(), deadline=None)
-                await asyncio.sleep(0.01)
+        async with calling(server) as client:
+            response = await retried(lambda: client.send(ask(), deadline=None), Unavailable)
     assert GrpcStatus.OK is response.status
     assert "connections_per_address" == refused[0].limit
 

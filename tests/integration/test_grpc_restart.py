@@ -10,6 +10,7 @@ import pytest
 from gateway.ir.errors import Unavailable
 from gateway.wire.grpc import GrpcStatus
 from tests.integration.grpc_echo import MAKES, Answers, ask, calling, echo, serving
+from tests.integration.http_kit import retried
 from tests.integration.test_grpc_hostile import CASES, PREFACE
 
 
@@ -27,9 +28,5 @@ async def test_calls_succeed_after_a_path_that_is_not_text(monkeypatch: pytest.M
                 with suppress(ConnectionResetError):
                     await reader.read(-1)  # until the server has ended
                 writer.close()
-                while True:
-                    with suppress(Unavailable):
-                        found = await client.send(ask(), deadline=None)
-                        break
-                    await asyncio.sleep(0.05)
+                found = await retried(lambda: client.send(ask(), deadline=None), Unavailable)
             assert GrpcStatus.OK is found.status

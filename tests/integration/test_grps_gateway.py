@@ -15,6 +15,7 @@ import pytest
 from tests.integration.cli_kit import Running, serving
 from tests.integration.grps_kit import TIMEOUT_S, Channel, post, values
 from tests.integration.streaming_models import FLOOD_BYTES
+from tests.integration.workers_kit import eventually
 
 STREAMED = "/grps/v1/infer/predict?streaming=true"
 
@@ -115,10 +116,7 @@ def reading(address: str, model: str, text: str, receive_bytes: int = 0) -> Iter
 
 def until_stopped(path: Path) -> None:
     """Wait until a model was stopped, long before the time of the client is over."""
-    until = time.monotonic() + TIMEOUT_S / 2
-    while not path.exists():
-        assert time.monotonic() < until, "the model was not stopped"
-        time.sleep(0.002)
+    eventually(path.exists, TIMEOUT_S / 2)
 
 
 def test_http_stream_has_a_message_for_each_reply(place: tuple[Running, str]) -> None:
@@ -249,10 +247,7 @@ def test_disconnect_before_the_first_reply_stops_the_model(
     host, _, port = running.addresses["main.http"].rpartition(":")
     with socket.create_connection((host, int(port)), TIMEOUT_S) as sock:
         sock.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-        until = time.monotonic() + TIMEOUT_S
-        while not path.with_suffix(".begun").exists():
-            assert time.monotonic() < until, "the model was not asked"
-            time.sleep(0.002)
+        eventually(path.with_suffix(".begun").exists, TIMEOUT_S)
     until_stopped(path)
 
 

@@ -12,8 +12,9 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -25,7 +26,7 @@ from gateway.schema import open_inference_pb2 as pb
 from tests.cases import brpc_oracle as oracle
 from tests.cases.brpc_oracle import INT32, Client, Question, Tensor
 from tests.integration.cli_kit import Running, gateway, get, serving
-from tests.integration.workers_kit import PATIENCE_S, Load, ask, connect, events
+from tests.integration.workers_kit import PATIENCE_S, Load, ask, connect, events, eventually
 
 # Calls of a long run, such as RESILIENCE_CALLS=300000; a machine answers at least 100 in a second.
 CALLS = int(os.environ.get("RESILIENCE_CALLS", "0"))
@@ -138,6 +139,11 @@ def requests(numbers: list[int]) -> Iterator[bytes]:
         time.sleep(0.02)
 
 
+def all_answer(loads: Sequence[Load | StreamLoad | BrpcLoad], before: Sequence[int]) -> bool:
+    """Return whether each load has more replies than before."""
+    return all(load.answered > count for load, count in zip(loads, before, strict=True))
+
+
 def read_sum(message: bytes) -> int:
     """Return the number of a reply in a stream; -1 if its id is another one."""
     response = pb.ModelStreamInferResponse.FromString(message).infer_response
@@ -232,12 +238,7 @@ def run_hand_overs(path: Path, count: int, calls: int = 0) -> None:
             for turn in range(1, count + 1):
                 answered = [load.answered for load in loads]
                 running = hand_over(path, stack, running)
-                deadline = time.monotonic() + PATIENCE_S
-                while not all(
-                    load.answered > before for load, before in zip(loads, answered, strict=True)
-                ):
-                    assert time.monotonic() < deadline, "nobody answers after the hand-over"
-                    time.sleep(0.05)
+                eventually(partial(all_answer, loads, answered))
                 while sum(load.answered for load in loads) < calls * turn // count:
                     assert not any(load.lost for load in loads), "a call is lost"
                     time.sleep(0.05)
@@ -299,8 +300,7 @@ def test_responses_during_pre_stop_close_the_connection(tmp_path: Path) -> None:
         assert 200 == ask(connection)
         stopping = threading.Thread(target=running.stop)
         stopping.start()
-        while not events(running, "not ready"):
-            time.sleep(0.02)
+        eventually(lambda: events(running, "not ready"))
         connection.request("GET", "/v2/health/live")
         response = connection.getresponse()
         assert (200, "close") == (response.status, response.headers["Connection"])

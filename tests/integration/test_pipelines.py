@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
@@ -19,6 +18,7 @@ from gateway.ir.calls import ModelReadyRequest
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import DeadlineExceeded, GatewayError, Unavailable
 from tests.integration.asking_kit import Array, ask, running, urls
+from tests.integration.http_kit import retried
 
 EXAMPLE = Path(__file__).parents[2] / "config" / "pipelines.yaml"
 PLAIN = """
@@ -76,13 +76,7 @@ async def test_parallel_models_in_every_protocol(served: Gateway) -> None:
 
 async def ask_until(url: str, model: str, inputs: Mapping[str, Array]) -> Any:
     """Call until the server is available again."""
-    end = time.monotonic() + 45
-    while True:
-        try:
-            return await ask(url, model, inputs)
-        except Unavailable:
-            assert time.monotonic() < end
-            await asyncio.sleep(0.1)
+    return await retried(lambda: ask(url, model, inputs), Unavailable)
 
 
 FRONT = (

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, closing
+from functools import partial
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ from tests.integration.redis_kit import (
     serving_redis,
     two_replicas,
 )
-from tests.integration.workers_kit import BODY, ask, connect, metrics, two_workers
+from tests.integration.workers_kit import BODY, ask, connect, eventually, metrics, two_workers
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]  # apt-get may install Redis first
 
@@ -323,13 +324,15 @@ def test_a_reload_adds_and_removes_the_store(redis: Redis, tmp_path: Path, worke
                     found += ask(connection) == 200
             return found
 
+        def has_store(expected: bool) -> bool:
+            return (UP in metrics(gateway)) is expected
+
         used = use(5)
         for more in (store, quota, store):
             file.write_text(text.replace(quota, more))
             status, document = get(gateway.url("/reload", "admin"), {})
             assert (200, "applied") == (status, document["outcome"])
-            while (UP in metrics(gateway)) is not (more == store):
-                time.sleep(0.02)
+            eventually(partial(has_store, more == store))
             used += use(5)
         deadline = time.monotonic() + 30
         while used < 39 and time.monotonic() < deadline:

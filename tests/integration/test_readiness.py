@@ -22,6 +22,7 @@ from gateway.ir.calls import (
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import Unavailable
 from tests.integration.asking_kit import running
+from tests.integration.http_kit import eventually
 
 CONFIG = """
 version: 1
@@ -137,9 +138,7 @@ async def test_probes_and_calls_have_separate_headers() -> None:
         return web.json_response(documents.get(request.path, {}))
 
     async with listening(reply) as port, running(GUARDED.replace("PORT", str(port))) as gateway:
-        async with asyncio.timeout(20):
-            while not await gateway.ready():  # noqa: ASYNC110  # nothing notifies of readiness
-                await asyncio.sleep(0.01)
+        await eventually(gateway.ready)
         await gateway.service(ModelMetadataRequest(model=ModelRef("m")))
         await gateway.service(InferRequest(model=ModelRef("m")))
     assert {"of the calls, x"} == seen.pop("/v2/models/m/infer")

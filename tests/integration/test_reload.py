@@ -18,6 +18,7 @@ from gateway.policies.complete.policy import Complete
 from gateway.settings.units import parse_url
 from tests.integration.cli_kit import gateway as command
 from tests.integration.cli_kit import get
+from tests.integration.http_kit import eventually
 from tests.integration.reload_kit import (
     HEAD,
     PATIENCE_S,
@@ -27,7 +28,6 @@ from tests.integration.reload_kit import (
     reloadable,
     reloadable_beside,
     servers,
-    until,
     upstream_routes,
 )
 from tests.unit.backends.onnx_models import ELEMENT_TYPES, model
@@ -62,7 +62,7 @@ async def test_calls_and_streams_survive_reloads(tmp_path: Path, workers: int) -
             status, page = gateway.admin("GET", "/metrics")
             assert status == 200
             assert 'gateway_config_reloads_total{outcome="applied"} 5.0' in page
-            await until(lambda: probed(gateway) == {"server-1"})
+            await eventually(lambda: probed(gateway) == {"server-1"})
             assert gateway.running.stop() == 0
 
 
@@ -80,12 +80,11 @@ async def test_twenty_reloads_lose_no_call(tmp_path: Path, workers: int) -> None
                 for turn in range(1, 21):
                     number = turn % 3 + 1
                     await load.send_to(number, head + upstream_routes(addresses, number))
-                    while load.answered < CALLS * turn // 20 and not load.wrong:  # noqa: ASYNC110  # nobody sets an event
-                        await asyncio.sleep(0.05)
+                    await load.reaches(CALLS * turn // 20, patience_s=300 + CALLS // 100)
             print(f"{load.answered} calls during 20 reloads")
             assert not load.wrong
             assert load.answered >= max(400, CALLS)
-            await until(lambda: probed(gateway) == {"server-3"})
+            await eventually(lambda: probed(gateway) == {"server-3"})
             assert gateway.running.stop() == 0
 
 
@@ -118,7 +117,7 @@ async def test_open_sequences_keep_their_server(tmp_path: Path, *, keeps: bool) 
             assert await send(gateway, 8, 1) == 101
             assert await send(gateway, 7, 4, end=True) == 10
             if not keeps:
-                await until(lambda: probed(gateway) == {"server-2"})
+                await eventually(lambda: probed(gateway) == {"server-2"})
             assert await send(gateway, 8, 1, end=True) == 102
             assert gateway.running.stop() == 0
 
@@ -349,12 +348,12 @@ async def test_sighup_reloads_and_never_ends_the_process(tmp_path: Path) -> None
     with reloadable(tmp_path / "gateway.yaml", local("first")) as gateway:
         gateway.path.write_text(local("second"))
         gateway.running.process.send_signal(signal.SIGHUP)
-        await until(lambda: gateway.events("configuration reloaded"))
+        await eventually(lambda: gateway.events("configuration reloaded"))
         assert served(gateway) == {"second"}
         gateway.path.write_text("version: 9")
         for _ in range(20):
             gateway.running.process.send_signal(signal.SIGHUP)
-        await until(lambda: gateway.events("configuration not reloaded"))
+        await eventually(lambda: gateway.events("configuration not reloaded"))
         assert served(gateway) == {"second"}
         assert gateway.running.stop() == 0
 
@@ -371,14 +370,14 @@ async def test_watched_file_is_reloaded_when_it_changes(tmp_path: Path) -> None:
         other = tmp_path / "new.yaml"
         other.write_text(second)
         other.rename(path)
-        await until(lambda: gateway.events("configuration reloaded"))
+        await eventually(lambda: gateway.events("configuration reloaded"))
         assert served(gateway) == {"second"}
         path.write_text("version: 9")
-        await until(lambda: gateway.events("configuration not reloaded"))
+        await eventually(lambda: gateway.events("configuration not reloaded"))
         gateway.running.process.send_signal(signal.SIGHUP)
         (tmp_path / "unrelated").write_text("")
         path.write_text(first)
-        await until(lambda: len(gateway.events("configuration reloaded")) == 2)
+        await eventually(lambda: len(gateway.events("configuration reloaded")) == 2)
         assert served(gateway) == {"first"}
         assert len(gateway.events("configuration not reloaded")) == 1
 

@@ -17,6 +17,7 @@ from gateway.app import Gateway
 from gateway.config.load import load_text
 from gateway.ir.errors import Unavailable
 from gateway.ir.tensor import as_numpy
+from tests.integration.http_kit import eventually
 from tests.integration.reload_kit import SERVER, STEP, infer_request
 from tests.name_server import NameServer, name_server
 
@@ -203,7 +204,5 @@ async def test_gateway_starts_before_its_name_exists(names: NameServer) -> None:
         with pytest.raises(Unavailable, match="has no address"):
             await replying_servers(gateway)
         names.records["triton.test.", "A"] = ["127.0.0.2"]
-        async with asyncio.timeout(45):
-            while not await gateway.ready():  # noqa: ASYNC110  # nothing notifies of readiness
-                await asyncio.sleep(0.01)
+        await eventually(gateway.ready)
         assert await replying_servers(gateway) == {2}

@@ -13,6 +13,7 @@ import pytest
 from gateway.app.run.gateway import Gateway
 from gateway.config.load import load_text
 from tests.fakes import settle
+from tests.integration.http_kit import eventually
 from tests.integration.sharing_model import GIVEN_UP, GO_ON, RUNS
 
 CONFIG = """
@@ -77,9 +78,7 @@ class Caller:
 
 async def _running() -> None:
     """Wait for the model to be called."""
-    async with asyncio.timeout(20):
-        while not RUNS:  # noqa: ASYNC110  # it runs on a thread and knows no loop
-            await asyncio.sleep(0.005)
+    await eventually(lambda: bool(RUNS))  # it runs on a thread and knows no loop
 
 
 async def test_batch_continues_for_the_remaining_client() -> None:

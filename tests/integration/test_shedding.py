@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 
 from tests.integration.asking_kit import running
-from tests.integration.reload_kit import until
+from tests.integration.http_kit import eventually
 from tests.integration.test_repeated_calls import REQUEST, Replica, served
 
 ON_OVERLOAD = """
@@ -54,7 +54,7 @@ async def test_overloaded_upstream_rejects_surplus_calls_quickly(transport: str)
             # One waits for a connection; another one finds that full, so that the others wait; one
             # more is too many, and all are refused.
             more = [asyncio.create_task(infer()) for _ in range(WAITING + 3)]
-            await until(lambda: sum(each.done() for each in more) >= WAITING + 2)
+            await eventually(lambda: sum(each.done() for each in more) >= WAITING + 2)
             refused = [await infer() for _ in range(40)]
             assert {(503, "1")} == set(refused)
             assert not any(each.done() for each in calls_in_flight)

@@ -22,6 +22,12 @@ from tests.integration.test_log_output import answers, ports
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
+
+@pytest.fixture(autouse=True, scope="module")
+def forked_processes() -> None:
+    """Processes of these tests start from nothing, as those of a user do."""
+
+
 CONFIG = """
 version: 1
 workers: {workers}

@@ -19,6 +19,12 @@ from tests.integration.workers_kit import BODY, CONFIG, Load, two_workers
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
+
+@pytest.fixture(autouse=True, scope="module")
+def forked_processes() -> None:
+    """Workers of these tests start from nothing, as those of a user do."""
+
+
 FATAL = """  fatal:
     backend: python
     options: {callable: "tests.integration.workers_models:Fatal", arguments: {flag: "FLAG"}}"""

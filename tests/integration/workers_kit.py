@@ -13,12 +13,14 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypeVar
 
 import grpc
 
 from gateway.schema import open_inference_pb2 as pb
 from tests.integration.cli_kit import Running, serving
+
+T = TypeVar("T")
 
 CONFIG = """
 version: 1
@@ -143,12 +145,13 @@ def events(running: Running, name: str) -> list[dict[str, Any]]:
         time.sleep(0.01)
 
 
-def eventually(holds: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:
-    """Wait until a condition outside of this process holds."""
+def eventually(found: Callable[[], T], patience_s: float = PATIENCE_S) -> T:
+    """Return the first true result of *found*, which another process or thread makes true."""
     end = time.monotonic() + patience_s
-    while not holds():
+    while not (result := found()):
         assert time.monotonic() < end, "it does not come about"
-        time.sleep(0.02)
+        time.sleep(0.01)
+    return result
 
 
 def is_alive(pid: int) -> bool:

@@ -16,6 +16,7 @@ import pytest
 
 from tests.integration.cli_kit import Running, serving
 from tests.integration.streaming_models import FLOOD_BYTES
+from tests.integration.workers_kit import eventually
 from tests.matrix.streams import (
     CLIENTS,
     TIMEOUT_S,
@@ -143,10 +144,7 @@ def client(request: pytest.FixtureRequest) -> Client:
 
 def until_stopped(path: Path) -> None:
     """Wait until a model was stopped, long before the time of the client is over."""
-    until = time.monotonic() + TIMEOUT_S / 2
-    while not path.exists():
-        assert time.monotonic() < until, "the model was not stopped"
-        time.sleep(0.002)
+    eventually(path.exists, TIMEOUT_S / 2)
 
 
 def read_when_stable(path: Path) -> int:
@@ -256,10 +254,7 @@ def test_a_client_that_cancels_stream_infer_stops_the_model(
     running, prefix = target
     path = tmp_path / "stopped"
     with TrtisGrpc().ask(running, f"{prefix}silent", str(path)) as stream:
-        until = time.monotonic() + 40
-        while not path.with_suffix(".begun").exists():
-            assert time.monotonic() < until, "the model was not called"
-            time.sleep(0.002)
+        eventually(path.with_suffix(".begun").exists)
         stream.leave()
         until_stopped(path)
 

@@ -53,6 +53,7 @@ from tests.properties.walks import (
     assert_nothing_left,
     walk,
 )
+from tests.simulation.virtual_time import elapse
 
 LIMITS = ServerLimits(
     requests_in_flight=2, requests_queued=2, pipelined_requests=3, h2_streams=4, keepalive_s=75.0
@@ -84,10 +85,10 @@ class Walk:
             if self.peer.lost:
                 break
             self.drawn.choice(actions)()
-            await asyncio.sleep(self.drawn.choice(PAUSES_S))
+            await elapse(self.drawn.choice(PAUSES_S))
         self.peer.resume()
         if self.drawn.random() < 0.5:
-            await asyncio.sleep(QUIET_S)
+            await elapse(QUIET_S)
         self.peer.abort()
         for _ in range(20):  # what was cancelled ends
             await asyncio.sleep(0)

@@ -36,7 +36,7 @@ from gateway.transports.grpc.admission import CallAdmission, GrpcSessionLimits
 from gateway.transports.slots import upstream_slots
 from gateway.wire.grpc import GrpcRequest, GrpcResponse
 from tests.fakes import FakeCodec
-from tests.simulation.virtual_time import now, simulate
+from tests.simulation.virtual_time import elapse, now, simulate
 
 NAMES = ("plain", "batched", "pipeline", "nested", "hedged")
 LEAVES_S = 1000.0
@@ -156,8 +156,8 @@ class World:
         if inference_of(call) is None:
             raise Unsupported("nobody asks for configurations")
         CALL_PATH.set(CallPath())  # each call is a task, but for those of the bystander
-        await asyncio.sleep(EXTERNAL_S)
-        await asyncio.sleep(self.message(call).waits_s[0])
+        await elapse(EXTERNAL_S)
+        await elapse(self.message(call).waits_s[0])
         assert call.model is not None
         return await self.routes[call.model.name](call)
 
@@ -201,7 +201,7 @@ class World:
         if isinstance(call, StreamInferRequest):
             return NotifyingStream(self.replies(inference, message), end)
         try:
-            await asyncio.sleep(message.waits_s[1])
+            await elapse(message.waits_s[1])
             rows = as_numpy(inference.inputs[0]).shape[0]
             outputs = (array_tensor("Y", np.ones((rows, 1), np.float32)),)
             return InferResponse(model=ModelRef("m"), id=inference.id, outputs=outputs)
@@ -212,7 +212,7 @@ class World:
         self, call: InferRequest, message: Message
     ) -> AsyncGenerator[InferResponse, None]:
         for _ in range(message.replies or 1):
-            await asyncio.sleep(message.waits_s[1])
+            await elapse(message.waits_s[1])
             is_final = message.replies == 1 and message.marks_end
             outputs = (array_tensor("Y", np.ones((1, 1), np.float32)),)
             yield InferResponse(model=ModelRef("m"), id=call.id, outputs=outputs, is_final=is_final)
@@ -251,7 +251,7 @@ async def play(streams: list[Stream]) -> list[int]:
         limits = GrpcSessionLimits(admission, client)
         listening.append(asyncio.ensure_future(listen(frontend, wires, limits, stream.reads)))
         first = last
-    await asyncio.sleep(1.0)
+    await elapse(1.0)
     for number in range(first, first + len(NAMES)):
         await frontend.handle(request(number))
     readers = [task for task, stream in zip(listening, streams, strict=True) if stream.reads]
@@ -286,7 +286,7 @@ async def listen(
         async for _ in responses:
             count += 1
             if not reads:
-                await asyncio.sleep(LEAVES_S)
+                await elapse(LEAVES_S)
                 break
     return count
 

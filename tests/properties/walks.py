@@ -25,7 +25,7 @@ from gateway.transports.memory_budget import MemoryBudget
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus
 from gateway.wire.http import HttpRequest, HttpResponse
 from gateway.wire.stream import Frame
-from tests.simulation.virtual_time import simulate
+from tests.simulation.virtual_time import elapse, simulate
 
 
 class Rows(Mapping[Any, Any]):
@@ -204,7 +204,7 @@ class _Moody:
 
     async def _mood(self) -> int:
         """Return how many replies there are, some time later."""
-        await asyncio.sleep(float(self._choose(["0", "0", "0.001", "5", "500"])))
+        await elapse(float(self._choose(["0", "0", "0.001", "5", "500"])))
         mood = self._choose(["reply", "reply", "reply", "fail", "many"])
         if mood == "fail":
             raise ZeroDivisionError
@@ -217,7 +217,7 @@ class MoodyHttp(_Moody, HttpFrontend):
     async def __call__(self, _wire: HttpRequest, /) -> AsyncGenerator[HttpResponse, None]:
         for _ in range(await self._mood()):
             yield HttpResponse(200, body=(b"x" * 100,))
-            await asyncio.sleep(0.01)
+            await elapse(0.01)
 
     def reject(self, error: GatewayError, /) -> HttpResponse:
         return HttpResponse(503, body=(error.message.encode(),))

@@ -13,7 +13,7 @@ from gateway.ir.calls import LoadParameters
 from gateway.ir.errors import GatewayError, NotFound, UpstreamError
 from gateway.residency.controller import ResidencyController, Turn
 from gateway.residency.plan import ModelPhase, ResidencyRules
-from tests.simulation.virtual_time import now
+from tests.simulation.virtual_time import elapse, now
 
 
 @dataclass
@@ -41,7 +41,7 @@ class LoadingServer:
     costs: Mapping[str, int] = field(default_factory=dict)
 
     async def index(self) -> Mapping[str, ModelPhase]:
-        await asyncio.sleep(0.001)
+        await elapse(0.001)
         return {name: self.phases.get(name, ModelPhase.ABSENT) for name in self.names}
 
     async def load(self, name: str, _parameters: LoadParameters, /) -> None:
@@ -50,7 +50,7 @@ class LoadingServer:
             self.faults.append(f"load of {name}, which is {self.phases[name].value}")
         self.phases[name] = ModelPhase.LOADING
         self.most = max(self.most, self.held())
-        await asyncio.sleep(self.load_s)
+        await elapse(self.load_s)
         if name in self.broken:
             self.phases[name] = ModelPhase.ABSENT
             raise UpstreamError(f"model {name} is broken")
@@ -60,7 +60,7 @@ class LoadingServer:
         self.unloads.append(name)
         if self.running.get(name):
             self.faults.append(f"unload of {name}, which is in use")
-        await asyncio.sleep(0.001)
+        await elapse(0.001)
         self.phases[name] = ModelPhase.UNLOADING
         asyncio.get_running_loop().call_later(0.05, self._end_unload, name)
 
@@ -77,7 +77,7 @@ class LoadingServer:
             raise NotFound(f"model {name} is not loaded")
         self.running[name] = self.running.get(name, 0) + 1
         try:
-            await asyncio.sleep(seconds)
+            await elapse(seconds)
         finally:
             self.running[name] -= 1
 

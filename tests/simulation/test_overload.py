@@ -18,6 +18,7 @@ from tests.simulation.virtual_time import (
     ModelServer,
     Outcome,
     Traffic,
+    elapse,
     good,
     now,
     percentile,
@@ -58,7 +59,7 @@ class BatchServer:
     async def _run(self) -> None:
         while self._waiting:
             batch, self._waiting = self._waiting[: self._most], self._waiting[self._most :]
-            await asyncio.sleep(self._batch_s + self._each_s * len(batch))
+            await elapse(self._batch_s + self._each_s * len(batch))
             for done in batch:
                 if not done.done():
                     done.set_result(None)
@@ -138,7 +139,7 @@ async def closed_loop(server: Service, clients: int, start_s: float) -> list[Out
     first, end = now(), now() + 6 + start_s
 
     async def client() -> None:
-        await asyncio.sleep(start_s * draw.random())
+        await elapse(start_s * draw.random())
         while now() < end:
             await traffic.run_one()
 

@@ -13,7 +13,7 @@ import pytest
 from gateway.ir.errors import DeadlineExceeded, LoadFailed, Overloaded
 from gateway.residency.plan import UnloadReason
 from tests.simulation.residency import Callers, LoadingServer, controller, lru_loads, zipf
-from tests.simulation.virtual_time import now, simulate
+from tests.simulation.virtual_time import elapse, now, simulate
 
 NAMES = [f"m{number}" for number in range(12)]
 
@@ -32,7 +32,7 @@ def test_zipf_calls_need_few_loads(seed: int, clients: int, load_s: float, loads
         async def client() -> None:
             while now() < 60:
                 await callers.call(zipf(NAMES, draw), draw.uniform(0.001, 0.02))
-                await asyncio.sleep(draw.uniform(0, 0.02))
+                await elapse(draw.uniform(0, 0.02))
 
         await asyncio.gather(*(client() for _ in range(clients)))
         await callers.controller.close()
@@ -81,7 +81,7 @@ def test_no_schedule_breaks_the_promises(seed: int) -> None:
 
         async def operate() -> None:
             for _ in range(20):
-                await asyncio.sleep(draw.uniform(0, 10))
+                await elapse(draw.uniform(0, 10))
                 name = draw.choice(NAMES[:3])
                 choice = draw.randint(0, 2)
                 if choice == 0:
@@ -151,7 +151,7 @@ def test_a_failed_load_fails_every_caller_and_pauses() -> None:
         with pytest.raises(LoadFailed, match="model a is broken"):
             await callers.controller.hold("a")
         assert ["a"] == server.loads
-        await asyncio.sleep(10)
+        await elapse(10)
         await callers.call("a")
         assert ["a", "a"] == server.loads
         return callers.errors
@@ -168,7 +168,7 @@ def test_a_load_continues_after_its_callers_have_left() -> None:
         control.start()
         with pytest.raises(DeadlineExceeded, match=r"residency\.wait"):
             await control.hold("a")
-        await asyncio.sleep(5)
+        await elapse(5)
         assert now() < 7
         control.release(await control.hold("a"))
 
@@ -184,7 +184,7 @@ def test_more_callers_than_the_queue_has_are_refused() -> None:
         control = controller(server, 1, queued=2)
         control.start()
         first = [asyncio.ensure_future(control.hold(name)) for name in ("a", "b")]
-        await asyncio.sleep(0.5)
+        await elapse(0.5)
         with pytest.raises(Overloaded, match=r"residency\.queued"):
             await control.hold("a")
         control.release(await first[0])
@@ -236,9 +236,9 @@ def test_models_without_calls_are_unloaded() -> None:
         callers = Callers(server, controller(server, 2, idle_s=30.0))
         callers.controller.start()
         await callers.call("a")
-        await asyncio.sleep(29)
+        await elapse(29)
         assert server.held()
-        await asyncio.sleep(2)
+        await elapse(2)
         assert not server.held()
 
     simulate(run)
@@ -259,7 +259,7 @@ def test_two_gateways_share_a_server(seed: int) -> None:
         async def client(callers: Callers) -> None:
             while now() < 30:
                 await callers.call(zipf(NAMES, draw, 1.2), draw.uniform(0.001, 0.02))
-                await asyncio.sleep(draw.uniform(0, 0.05))
+                await elapse(draw.uniform(0, 0.05))
 
         await asyncio.gather(*(client(callers) for callers in both for _ in range(4)))
         return both[0].errors + both[1].errors

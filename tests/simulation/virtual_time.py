@@ -61,6 +61,12 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
+async def elapse(seconds: float) -> None:
+    """Let virtual time go by, without a wait; fail in a loop of real time."""
+    assert isinstance(asyncio.get_running_loop(), VirtualTimeLoop)
+    await asyncio.sleep(seconds)
+
+
 class ModelServer:
     """A server with some workers and a queue without bounds.
 
@@ -96,10 +102,10 @@ class ModelServer:
         """Answer after the time of the queue and of the inference."""
         self.received += 1
         if self.failure is not None:
-            await asyncio.sleep(_QUICK_S)
+            await elapse(_QUICK_S)
             raise self.failure("the server is down")
         if len(self._running) >= self._places + self.queue:
-            await asyncio.sleep(_QUICK_S)
+            await elapse(_QUICK_S)
             raise self.full("the queue is full")
         if self.is_hung:
             await asyncio.Event().wait()
@@ -116,7 +122,7 @@ class ModelServer:
 
     async def _run(self) -> None:
         async with self._workers:
-            await asyncio.sleep(self._service_s * self.slowdown * self._draw.uniform(0.5, 1.5))
+            await elapse(self._service_s * self.slowdown * self._draw.uniform(0.5, 1.5))
 
 
 @dataclass
@@ -142,7 +148,7 @@ class Traffic:
         tasks = []
         while now() < end:
             tasks.append(asyncio.create_task(self.run_one()))
-            await asyncio.sleep(self.draw.expovariate(rate))
+            await elapse(self.draw.expovariate(rate))
         await asyncio.gather(*tasks)
 
     async def run_closed(self, clients: int, calls: int) -> None:

@@ -29,6 +29,8 @@ PROTOCOL_PARTS = {"protocols", "wire"}
 
 def named_protocols(source: str) -> Iterator[str]:
     """Yield each text and each import that names a protocol, docstrings aside."""
+    if NAME.search(source) is None:  # most modules: to parse one takes a while
+        return
     tree = ast.parse(source)
     described = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):

@@ -24,6 +24,7 @@ from gateway.config.load import load_text
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import Unavailable
 from gateway.ir.metadata import TensorMetadata
+from tests.integration.http_kit import eventually
 from tests.integration.reload_kit import PATIENCE_S, Reloaded, reloadable_beside
 
 _IN = TensorMetadata("IN", Datatype.INT32, (1,))
@@ -138,10 +139,12 @@ class MigratingGateway:
 
     async def reaches(self, state: str) -> dict[str, Any]:
         """Wait until the cut-over is in a state."""
-        async with asyncio.timeout(PATIENCE_S):
-            while (document := await self.cutover())["state"] != state:  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
-        return document
+
+        async def so_far() -> dict[str, Any]:
+            document = await self.cutover()
+            return document if document["state"] == state else {}
+
+        return await eventually(so_far, PATIENCE_S)
 
     async def at_step(self, step: int) -> None:
         """Start at a step, without waiting for those before it."""

@@ -14,6 +14,7 @@ from aiohttp import web
 
 from gateway.app import Gateway
 from gateway.telemetry.aggregation import Snapshot, snapshot
+from tests.integration.http_kit import eventually
 
 TYPE = "org.kubeflow.serving.inference."
 REASONS = ("rate", "outbox", "refused", "attempts", "worker_died", "shutdown")
@@ -104,10 +105,12 @@ async def books_at_rest(
     gateway: Gateway, is_at_rest: Callable[[dict[str, Counter[str]]], bool]
 ) -> dict[str, Counter[str]]:
     """Return the first books that fulfil a condition; at every time they balance."""
-    async with asyncio.timeout(60):
-        while True:
-            books = books_of(list(snapshot(gateway.metrics.registry)))
-            assert dict.fromkeys(books, 0) == {name: balance(each) for name, each in books.items()}
-            if is_at_rest(books):
-                return books
-            await asyncio.sleep(0.02)
+
+    def so_far() -> dict[str, Counter[str]] | None:
+        books = books_of(list(snapshot(gateway.metrics.registry)))
+        assert dict.fromkeys(books, 0) == {name: balance(each) for name, each in books.items()}
+        return books if is_at_rest(books) else None
+
+    found = await eventually(so_far)
+    assert found is not None
+    return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -24,6 +23,7 @@ from gateway.migration.mirror.keeper import ShadowKeeper
 from gateway.migration.serving import MigrationServing
 from gateway.settings.units import parse_url
 from tests.integration.asking_kit import WHOLE, running, urls
+from tests.integration.http_kit import eventually
 
 NAME = "digits"
 RULES = {"outputs": {"label": "exact", "probabilities": {"top_k": 1}}}
@@ -133,12 +133,14 @@ async def evidence(
     gateway: Gateway, condition: Callable[[Mapping[str, Any]], bool], migration: str = NAME
 ) -> Mapping[str, Any]:
     """Return the first evidence of a migration that fulfils *condition*."""
-    async with asyncio.timeout(60):
-        while True:
-            evidence_so_far = keeper_of(gateway).evidence.get(migration)
-            if evidence_so_far is not None and condition(evidence_so_far.document):
-                return evidence_so_far.document
-            await asyncio.sleep(0.02)
+
+    def so_far() -> Mapping[str, Any] | None:
+        found = keeper_of(gateway).evidence.get(migration)
+        return None if found is None or not condition(found.document) else found.document
+
+    document = await eventually(so_far)
+    assert document is not None
+    return document
 
 
 def has_compared(count: int) -> Callable[[Mapping[str, Any]], bool]:
@@ -176,12 +178,12 @@ async def until(
     gateway: Gateway, condition: Callable[[dict[str, float]], bool]
 ) -> dict[str, float]:
     """Return the first metrics that fulfil *condition*."""
-    async with asyncio.timeout(60):
-        while True:
-            found = await metrics(gateway)
-            if condition(found):
-                return found
-            await asyncio.sleep(0.02)
+
+    async def so_far() -> dict[str, float]:
+        found = await metrics(gateway)
+        return found if condition(found) else {}
+
+    return await eventually(so_far)
 
 
 def balances(document: Mapping[str, Any]) -> bool:

@@ -14,6 +14,7 @@ import pytest
 
 from tests.integration import workers_kit
 from tests.integration.cli_kit import gateway as command
+from tests.integration.http_kit import eventually
 from tests.integration.migration import cutover_kit as kit
 from tests.integration.migration.cutover_kit import (
     GUARDED,
@@ -101,6 +102,15 @@ async def replies_of(gateway: MigratingGateway, ends: asyncio.Event) -> list[tup
     return found
 
 
+async def only_new(gateway: MigratingGateway) -> None:
+    """Wait until five calls have replies of the new server alone."""
+
+    async def is_new() -> bool:
+        return {"new"} == set(await gateway.ask(5))
+
+    await eventually(is_new)
+
+
 def seconds_of_failures(replies: list[tuple[float, str]]) -> float:
     """Return the time from the second call that failed to the last one."""
     failed = sorted(at_s for at_s, reply in replies if reply not in {"old", "new"})
@@ -139,9 +149,7 @@ async def test_three_gateways_roll_back_within_five_seconds(tmp_path: Path) -> N
             gateways.append(await stack.enter_async_context(started))
         await gateways[0].at_step(2)
         for each in gateways:
-            async with asyncio.timeout(60):
-                while {"new"} != set(await each.ask(5)):  # noqa: ASYNC110
-                    await asyncio.sleep(0.05)
+            await only_new(each)
         ends = asyncio.Event()
         clients = [asyncio.create_task(replies_of(each, ends)) for each in gateways]
         assert {"new"} == set(await gateways[2].ask(20))
@@ -227,9 +235,11 @@ async def test_restart_after_a_kill_restores_all_guards(tmp_path: Path) -> None:
         )
         assert expected == {guard: before[guard] for guard in expected}
         async with migrating(tmp_path, servers, options=options) as gateway:
-            async with asyncio.timeout(60):
-                while before != counts(await gateway.cutover()):  # noqa: ASYNC110
-                    await asyncio.sleep(0.05)
+
+            async def has_counts() -> bool:
+                return before == counts(await gateway.cutover())
+
+            await eventually(has_counts)
 
 
 @pytest.mark.slow
@@ -360,9 +370,7 @@ async def test_two_gateways_share_a_cutover(tmp_path: Path) -> None:
         migrating(folders[1], servers, options=options) as other,
     ):
         await first.at_step(2)
-        async with asyncio.timeout(60):
-            while {"new"} != set(await other.ask(5)):  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
+        await only_new(other)
         assert [True, False] == [(await each.cutover())["leads"] for each in (first, other)]
         kit.FAULTS.add("new")
         replies = await other.ask(30)

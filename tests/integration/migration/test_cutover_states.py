@@ -19,6 +19,7 @@ from gateway.ir.tensor import as_numpy
 from gateway.policies.complete.policy import Complete
 from gateway.settings.units import parse_url
 from tests.integration import workers_kit
+from tests.integration.http_kit import eventually
 from tests.integration.migration import mirror_kit
 from tests.integration.migration.cutover_kit import (
     GUARDED,
@@ -86,14 +87,17 @@ def shadow_pids(gateway: MigratingGateway) -> list[int]:
 
 async def is_balanced(gateway: MigratingGateway) -> None:
     """Wait until every sampled call is compared, skipped or dropped."""
-    async with asyncio.timeout(60):
-        while True:
-            _, page = await asyncio.to_thread(gateway.gateway.admin, "GET", "/metrics")
-            found = mirror_kit.values(page)
-            document = (await gateway.get())[1]["evidence"]
-            if mirror_kit.is_balanced(found) and document["in_flight"] == 0:
-                break
-            await asyncio.sleep(0.05)
+
+    async def so_far() -> tuple[dict[str, float], dict[str, Any]] | None:
+        _, page = await asyncio.to_thread(gateway.gateway.admin, "GET", "/metrics")
+        found = mirror_kit.values(page)
+        document = (await gateway.get())[1]["evidence"]
+        is_over = mirror_kit.is_balanced(found) and document["in_flight"] == 0
+        return (found, document) if is_over else None
+
+    at_rest = await eventually(so_far)
+    assert at_rest is not None
+    found, document = at_rest
     assert mirror_kit.balances(document)
     assert mirror_kit.total(found, "gateway_migration_sampled_total") > 0
 

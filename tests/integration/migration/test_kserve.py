@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from time import monotonic, sleep
 from typing import Any
 
 import grpc
@@ -18,6 +17,7 @@ from tests.integration import cli_kit
 from tests.integration.cli_kit import free_port, get
 from tests.integration.http2_kit import h2_client
 from tests.integration.migration.kserve_kit import BODY, CONFIG, ONNX, rendered, serving
+from tests.integration.workers_kit import eventually
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -29,14 +29,6 @@ def port() -> int:
 
 def url(port: int, path: str) -> str:
     return f"http://127.0.0.1:{port}{path}"
-
-
-def eventually(holds: Callable[[], bool]) -> None:
-    """Wait until something holds."""
-    end = monotonic() + 60
-    while not holds():
-        assert monotonic() < end
-        sleep(0.1)
 
 
 def as_file(folder: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
@@ -17,7 +16,7 @@ import pytest
 
 from gateway.app import Gateway
 from gateway.migration.captures.capture import Capture
-from tests.integration import workers_kit
+from tests.integration import http_kit, workers_kit
 from tests.integration.asking_kit import ask, running, urls
 from tests.integration.cli_kit import Running
 from tests.integration.migration.test_capture import PIXELS, configuration, gateway_command
@@ -34,6 +33,11 @@ from tests.integration.workers_kit import (
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
 
 
+@pytest.fixture(autouse=True, scope="module")
+def forked_processes() -> None:
+    """The shadow processes of these tests start from nothing, as those of a user do."""
+
+
 async def metrics(gateway: Gateway) -> dict[str, float]:
     """Return the values of all metrics of a capture and of the shadow process."""
     async with (
@@ -46,9 +50,10 @@ async def metrics(gateway: Gateway) -> dict[str, float]:
 
 
 async def until(gateway: Gateway, condition: Callable[[dict[str, float]], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition(await metrics(gateway)):  # noqa: ASYNC110  # metrics announce nothing
-            await asyncio.sleep(0.02)
+    async def holds() -> bool:
+        return condition(await metrics(gateway))
+
+    await http_kit.eventually(holds)
 
 
 def shadow_pid(gateway: Gateway) -> int:

@@ -26,8 +26,8 @@ from gateway.ir.context import Context, ModelRef
 from gateway.ir.errors import DeadlineExceeded, Overloaded, Unavailable, Unsupported, UpstreamError
 from gateway.ir.metadata import ModelState, RepositoryEntry
 from gateway.ir.tensor import Tensor, array_tensor, as_items, as_numpy
+from tests.integration.http_kit import eventually
 from tests.unit.app.waiting_models import RUNNING
-from tests.unit.backends.test_base import until
 
 HEAD = """
 version: 1
@@ -164,7 +164,7 @@ async def test_the_client_deadline_applies_to_all_steps() -> None:
         request = call("waits", X, deadline=loop.time() + 0.1)
         with pytest.raises(DeadlineExceeded):
             await one.service(request)
-        await until(lambda: not RUNNING)
+        await eventually(lambda: not RUNNING)
 
 
 async def test_a_failing_step_cancels_the_others() -> None:
@@ -175,7 +175,7 @@ async def test_a_failing_step_cancels_the_others() -> None:
         assert caught.value.message.startswith(
             "pipeline 'doomed', step 'fail' (model 'fail'): model 'fail version 1' failed: "
         )
-        await until(lambda: not RUNNING)
+        await eventually(lambda: not RUNNING)
 
 
 BUSY = (
@@ -264,11 +264,11 @@ async def test_cancellation_reaches_the_models() -> None:
     """A cancelled call leaves no model running."""
     async with gateway(SLOW) as one:
         task = asyncio.ensure_future(one.service(call("waits", X)))
-        await until(lambda: len(RUNNING) == 2)
+        await eventually(lambda: len(RUNNING) == 2)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await until(lambda: not RUNNING)
+        await eventually(lambda: not RUNNING)
 
 
 async def test_pipelines_are_ready_when_their_models_are_loaded() -> None:

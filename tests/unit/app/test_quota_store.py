@@ -14,7 +14,7 @@ from gateway.quotas.budget_queue import Charge
 from gateway.quotas.budgets import Budgets, Limit, LocalAccounts
 from gateway.quotas.pools import PoolLeases
 from gateway.quotas.store import QuotaStore, stored_name
-from tests.simulation.virtual_time import now, simulate
+from tests.simulation.virtual_time import elapse, now, simulate
 
 CALL = [Charge(("q", "fraud"), 1)]
 
@@ -37,7 +37,7 @@ class SilentClient:
 
     async def eval(self, *_arguments: Any) -> Any:
         try:
-            await asyncio.sleep(1e6)
+            await elapse(1e6)
         except asyncio.CancelledError as error:
             raise RuntimeError("the connection is closed") from error
 
@@ -98,7 +98,7 @@ def test_no_call_waits_longer_than_5_ms_for_a_silent_store(monkeypatch: pytest.M
             short = accounts.charge(CALL) and await accounts.wait(CALL)
             waits.append(now() - began)
             admitted += not short
-            await asyncio.sleep(0.01)
+            await elapse(0.01)
         began = now()
         await store.stop()
         return waits, admitted, now() - began

@@ -18,6 +18,7 @@ from gateway.app.listen.server_names import inherited_sockets, server_addresses
 from gateway.app.run.service_manager import ServiceManager
 from gateway.config.load import load_text
 from gateway.config.models import ListenerConfig
+from tests.integration.http_kit import eventually
 
 
 @contextmanager
@@ -65,10 +66,12 @@ async def test_the_watchdog_runs_in_the_event_loop(tmp_path: Path) -> None:
         manager = ServiceManager(environ)
         manager.started({})
         found: list[str] = []
-        async with asyncio.timeout(45):
-            while found.count("WATCHDOG=1") < 3:
-                await asyncio.sleep(0.001)
-                found += received(sock)
+
+        def is_fed() -> bool:
+            found.extend(received(sock))
+            return found.count("WATCHDOG=1") >= 3
+
+        await eventually(is_fed)
         manager.stopping()
         await asyncio.sleep(0)
         received(sock)

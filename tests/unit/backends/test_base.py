@@ -42,6 +42,7 @@ from gateway.ir.streams import close_stream
 from gateway.ir.tensor import RequestedOutput, Tensor, array_tensor
 from gateway.ir.validation import shape_matches
 from tests.fakes import FakeClock, settle
+from tests.integration.http_kit import eventually
 
 M = ModelRef("m", "1")
 METADATA = ModelMetadata(
@@ -114,14 +115,6 @@ class Gate:
         self.open.wait(45)
         self.running -= 1
         return double(inputs, job)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait until *condition* holds, which another thread makes true."""
-    end = time.monotonic() + 45
-    while not condition():
-        assert time.monotonic() < end
-        await asyncio.sleep(0.001)
 
 
 async def test_a_loaded_model_handles_metadata_readiness_and_inference() -> None:
@@ -360,7 +353,7 @@ async def test_the_event_loop_runs_while_a_model_blocks() -> None:
     gate = Gate()
     model = await started(gate)
     task = asyncio.ensure_future(model(CALL))
-    await until(lambda: gate.running == 1)
+    await eventually(lambda: gate.running == 1)
     assert not task.done()
     gate.open.set()
     assert M == (await task).model
@@ -373,7 +366,7 @@ async def test_instances_limit_the_concurrent_inferences(instances: int) -> None
     gate = Gate()
     model = await started(gate, instances=instances)
     tasks = [asyncio.ensure_future(model(CALL)) for _ in range(4)]
-    await until(lambda: gate.running == instances)
+    await eventually(lambda: gate.running == instances)
     await settle()
     assert instances == len(gate.jobs)
     gate.open.set()
@@ -388,7 +381,7 @@ async def test_a_full_queue_rejects_calls(queue: int) -> None:
     gate = Gate()
     model = await started(gate, queue=queue)
     tasks = [asyncio.ensure_future(model(CALL)) for _ in range(1 + queue)]
-    await until(lambda: gate.running == 1)
+    await eventually(lambda: gate.running == 1)
     with pytest.raises(Overloaded) as caught:
         await model(CALL)
     assert (
@@ -405,7 +398,7 @@ async def test_a_call_cancelled_in_the_queue_never_runs() -> None:
     gate = Gate()
     model = await started(gate)
     first, second = (asyncio.ensure_future(model(CALL)) for _ in range(2))
-    await until(lambda: gate.running == 1)
+    await eventually(lambda: gate.running == 1)
     second.cancel()
     await settle()
     gate.open.set()
@@ -419,7 +412,7 @@ async def test_a_call_cancelled_while_running_keeps_its_instance() -> None:
     gate = Gate()
     model = await started(gate)
     first = asyncio.ensure_future(model(CALL))
-    await until(lambda: gate.running == 1)
+    await eventually(lambda: gate.running == 1)
     first.cancel()
     await settle()
     assert (True, True) == (first.cancelled(), gate.jobs[0].cancelled.is_set())
@@ -444,7 +437,7 @@ async def test_a_failure_after_cancellation_is_ignored() -> None:
 
     model = await started(fail)
     task = asyncio.ensure_future(model(CALL))
-    await until(lambda: gate.running == 1)
+    await eventually(lambda: gate.running == 1)
     task.cancel()
     await settle()
     gate.open.set()
@@ -461,7 +454,7 @@ async def test_a_call_whose_deadline_passes_in_the_queue_never_runs() -> None:
     model = await started(gate, clock=clock)
     first = asyncio.ensure_future(model(CALL))
     second = asyncio.ensure_future(model(CALL.changed(context=Context(deadline=101.0))))
-    await until(lambda: gate.running == 1)
+    await eventually(lambda: gate.running == 1)
     clock.advance(1)
     gate.open.set()
     await first
@@ -479,7 +472,7 @@ async def test_a_queue_timeout_ends_only_the_wait(is_stream: bool) -> None:
     model = await started(gate)
     request = CALL.changed(timeout_us=1)
     first = asyncio.ensure_future(model(request))
-    await until(lambda: gate.running == 1)
+    await eventually(lambda: gate.running == 1)
     call: Call[Any] = StreamInferRequest(model=M, request=request) if is_stream else request
     with pytest.raises(QueueTimeout, match="waited for an instance of model"):
         await model(call)
@@ -493,7 +486,7 @@ async def test_stop_waits_for_running_inferences() -> None:
     gate = Gate()
     model = await started(gate)
     task = asyncio.ensure_future(model(CALL))
-    await until(lambda: gate.running == 1)
+    await eventually(lambda: gate.running == 1)
     stopping = asyncio.ensure_future(model.stop())
     await settle()
     assert (False, 0) == (model.is_loaded, model.unloads)
@@ -507,7 +500,7 @@ async def test_stop_times_out_on_a_hanging_model() -> None:
     gate = Gate()
     model = await started(gate)
     task = asyncio.ensure_future(model(CALL))
-    await until(lambda: gate.running == 1)
+    await eventually(lambda: gate.running == 1)
     with capture_logs() as logs:
         await model.stop(timeout_s=0.01)
     assert (["model stop timed out"], 0) == ([entry["event"] for entry in logs], model.unloads)
@@ -618,7 +611,7 @@ async def test_each_running_inference_has_its_own_instance(instances: int) -> No
     gate = Gate()
     model = await started(gate, instances=instances)
     calls = [asyncio.ensure_future(model(CALL)) for _ in range(instances + 1)]
-    await until(lambda: gate.running == instances)
+    await eventually(lambda: gate.running == instances)
     assert set(range(instances)) == {job.instance for job in gate.jobs}
     gate.open.set()
     await asyncio.gather(*calls)
@@ -631,12 +624,12 @@ async def test_a_restarted_model_has_all_its_instances() -> None:
     gate = Gate()
     model = await started(gate)
     slow_call = asyncio.ensure_future(model(CALL))
-    await until(lambda: gate.running == 1)
+    await eventually(lambda: gate.running == 1)
     with capture_logs():
         await model.stop(timeout_s=0.01)
     gate.open.set()
     await model.start()
     assert "7" == (await model(CALL)).id
     assert "7" == (await slow_call).id
-    await until(lambda: model._pool.is_idle)
+    await eventually(lambda: model._pool.is_idle)
     await model.stop()

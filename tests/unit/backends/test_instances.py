@@ -20,8 +20,8 @@ from gateway.ir.datatypes import Datatype
 from gateway.ir.metadata import TensorMetadata
 from gateway.ir.tensor import array_tensor
 from tests.fakes import settle
+from tests.integration.http_kit import eventually
 from tests.unit.backends import onnx_models
-from tests.unit.backends.test_base import until
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -204,7 +204,7 @@ async def test_an_inference_beyond_the_instances_waits(instances: int) -> None:
     model = PythonBackend("m", hold, inputs=X, outputs=Y, instances=instances)
     await model.start()
     calls = [asyncio.ensure_future(model(CALL)) for _ in range(instances + 1)]
-    await until(lambda: len(starts) == instances)
+    await eventually(lambda: len(starts) == instances)
     await settle()
     assert (instances, 1) == (len(starts), model._pool.waiting)
     gate.set()

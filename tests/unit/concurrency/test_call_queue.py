@@ -12,7 +12,7 @@ from gateway.concurrency.limiter import ControlledDelay, Limiter
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import DeadlineExceeded, GatewayError, Overloaded, QueueTimeout
 from tests.fakes import settle
-from tests.simulation.virtual_time import now, simulate
+from tests.simulation.virtual_time import elapse, now, simulate
 
 M = ModelRef("m")
 
@@ -66,7 +66,7 @@ def test_a_wait_without_times_ends_with_the_slot() -> None:
         queue = CallQueue("a slot")
         assert queue.seconds is None
         waiting = asyncio.ensure_future(acquired(queue, limiter))
-        await asyncio.sleep(3600)
+        await elapse(3600)
         assert not waiting.done()
         limiter.release()
         assert await waiting is None
@@ -90,7 +90,7 @@ def test_a_late_queue_has_its_own_error(own: bool) -> None:
         limiter = Limiter(1, delay=ControlledDelay(0.1, 1.0))
         assert limiter.try_acquire()
         first = asyncio.ensure_future(acquired(CallQueue("a slot"), limiter))
-        await asyncio.sleep(1.5)
+        await elapse(1.5)
         errors = {"late": lambda: Overloaded("late")} if own else {}
         with pytest.raises(Overloaded) as caught:
             await acquired(CallQueue("a slot", longest_s=60.0), limiter, **errors)

@@ -34,13 +34,6 @@ def objects() -> Iterator[tuple[str, dict[str, Any]]]:
     yield from SCHEMA["$defs"].items()
 
 
-KEYS = [
-    pytest.param(found["properties"][key], key in found.get("required", ()), id=f"{name}.{key}")
-    for name, found in objects()
-    for key in found["properties"]
-]
-
-
 def value_of(text: str, key: dict[str, Any]) -> Any:
     """Return a default, written as in YAML, as its value."""
     kinds = [key, *key.get("anyOf", ())]
@@ -86,27 +79,56 @@ def test_optional_keys_have_no_null_default() -> None:
     assert "default" not in SCHEMA["properties"]["policies"]
 
 
-@pytest.mark.parametrize(("name", "found"), list(objects()))
-def test_every_section_is_described(name: str, found: dict[str, Any]) -> None:
+def test_every_section_is_described() -> None:
     """The description of a section consists of complete sentences."""
-    assert is_whole_sentences(found.get("description", "")), name
+    found = {name: each.get("description", "") for name, each in objects()}
+    assert {} == {name: text for name, text in found.items() if not is_whole_sentences(text)}
 
 
-@pytest.mark.parametrize(("key", "required"), KEYS)
-def test_every_key_is_described(key: dict[str, Any], required: bool) -> None:
+def test_every_key_is_described() -> None:
     """The description has complete sentences, of which the last one states the default."""
+    found = {
+        f"{name}.{each}": mistakes_of(
+            each_of["properties"][each], each in each_of.get("required", ())
+        )
+        for name, each_of in objects()
+        for each in each_of["properties"]
+    }
+    assert len(found) > 300
+    assert {} == {name: mistakes for name, mistakes in found.items() if mistakes}
+
+
+def mistakes_of(key: dict[str, Any], required: bool) -> list[str]:
+    """Return what is wrong with the description of a key."""
     text = key.get("description", "")
-    assert is_whole_sentences(text), text
+    found = [] if is_whole_sentences(text) else [f"{text!r} needs whole sentences"]
     is_section = "$ref" in key
-    expected = 0 if required or is_section else 1
-    assert expected == len(DEFAULT.findall(text)), f"{text!r} needs a sentence 'Default: ...'"
-    if "default" in key and key["default"] is not None:
+    if len(DEFAULT.findall(text)) != (0 if required or is_section else 1):
+        found.append(f"{text!r} needs a sentence 'Default: ...'")
+    elif key.get("default") is not None:
         stated = DEFAULT.search(text)
-        assert stated is not None
-        assert stated["value"] is not None, f"the default is {key['default']!r}"
+        value = None if stated is None else stated["value"]
         # In YAML every scalar is text: "1" of a version is the number 1 of an integer.
-        expected_value = value_of(str(stated["value"]), key)
-        assert str(expected_value) == str(value_of(str_of(key["default"]), key))
+        default = str(value_of(str_of(key["default"]), key))
+        if value is None or str(value_of(value, key)) != default:
+            found.append(f"{text!r} needs the default {default}")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("key", "required"),
+    [
+        ({"description": "no sentence"}, True),
+        ({"description": "A key. Default: `1`."}, True),
+        ({"description": "A key."}, False),
+        ({"description": "A key. Default: `1`.", "default": 2}, False),
+        ({"description": "A key. Default: none.", "default": 2}, False),
+    ],
+)
+def test_mistakes_of_descriptions_are_found(key: dict[str, Any], required: bool) -> None:
+    """Each of the rules above has a description that breaks it."""
+    assert 1 == len(mistakes_of(key, required))
+    assert [] == mistakes_of({"description": "A key. Default: `2`.", "default": 2}, False)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from gateway.policies.limits.policy import CallLimits
 from gateway.policies.prioritize import Prioritize
 from gateway.telemetry.call_path import CALL_PATH, CallPath, queue_priority
 from tests.fakes import ScriptedService, settle
-from tests.simulation.virtual_time import now, simulate
+from tests.simulation.virtual_time import elapse, now, simulate
 
 CALL = InferRequest(model=ModelRef("m"))
 REPLY = InferResponse(model=ModelRef("m"), outputs=())
@@ -81,7 +81,7 @@ def test_overload_limits_the_wait_of_a_route() -> None:
 
     async def run() -> tuple[list[float], list[float], set[str | None]]:
         async def serve(_call: object, /) -> InferResponse:
-            await asyncio.sleep(0.01)
+            await elapse(0.01)
             return REPLY
 
         places = ConcurrencyLimit("r", in_flight=1, wait_s=0.1, target_s=0.02)
@@ -100,7 +100,7 @@ def test_overload_limits_the_wait_of_a_route() -> None:
         tasks = []
         for _ in range(400):
             tasks.append(asyncio.create_task(call()))
-            await asyncio.sleep(0.005)
+            await elapse(0.005)
         await asyncio.gather(*tasks)
         late = 0.3
         return (

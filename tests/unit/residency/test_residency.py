@@ -35,7 +35,7 @@ from gateway.routing.endpoint import Endpoint
 from gateway.routing.endpoints import Endpoints
 from gateway.settings.patterns import globs
 from tests.simulation.residency import LoadingServer, Uncounted, rules
-from tests.simulation.virtual_time import now, simulate
+from tests.simulation.virtual_time import elapse, now, simulate
 
 STATES = {
     ModelPhase.ABSENT: ModelState.UNKNOWN,
@@ -178,7 +178,7 @@ def test_an_unknown_model_is_not_loaded() -> None:
     """The index is read again for its name, but not more often than once a second."""
 
     async def test(setup: Setup) -> None:
-        await asyncio.sleep(2)
+        await elapse(2)
         setup.servers[0].names = ["a", "b"]
         await setup.infer("b")
         for _ in range(3):
@@ -261,7 +261,7 @@ def test_a_stream_holds_its_model_until_it_ends() -> None:
     async def test(setup: Setup) -> None:
         setup.servers[0].seconds = 2.0
         stream = asyncio.ensure_future(setup.stream("a"))
-        await asyncio.sleep(1)
+        await elapse(1)
         setup.servers[0].seconds = 0.01
         await setup.infer("b")
         await setup.infer("c")
@@ -292,7 +292,7 @@ def test_an_idle_sequence_holds_its_model_no_longer() -> None:
 
     async def test(setup: Setup) -> None:
         await setup.infer("a", sequence=CallSequence(id=7, start=True))
-        await asyncio.sleep(setup.endpoints.affinity.idle_s + 1)
+        await elapse(setup.endpoints.affinity.idle_s + 1)
 
     run(test, Server(["a"]))
 
@@ -303,7 +303,7 @@ def test_a_sequence_continues_at_a_model_that_is_drained() -> None:
     async def test(setup: Setup) -> None:
         await setup.infer("a", sequence=CallSequence(id=7, start=True))
         other = asyncio.ensure_future(setup.infer("b"))
-        await asyncio.sleep(3)
+        await elapse(3)
         assert [["a"]] == setup.loads()
         await setup.infer("a", sequence=CallSequence(id=7, end=True))
         await other
@@ -367,9 +367,9 @@ def test_an_unload_of_a_client_waits_for_running_calls() -> None:
     async def test(setup: Setup) -> None:
         setup.servers[0].seconds = 1.0
         running = asyncio.ensure_future(setup.infer("a"))
-        await asyncio.sleep(0.5)
+        await elapse(0.5)
         unload = asyncio.ensure_future(setup.residency(ModelUnloadRequest(model=ModelRef("a"))))
-        await asyncio.sleep(0.1)
+        await elapse(0.1)
         later = asyncio.ensure_future(setup.infer("a"))
         await running
         await unload
@@ -401,7 +401,7 @@ def test_copies_of_a_model_live_at_several_endpoints() -> None:
     async def test(setup: Setup) -> None:
         await setup.infer("a")
         await setup.infer("a")
-        await asyncio.sleep(1)
+        await elapse(1)
         await asyncio.gather(*(setup.infer("a") for _ in range(10)))
         assert 2 == [each for one in setup.loads() for each in one].count("a")
         used = [server for server in setup.servers if server.calls]
@@ -414,7 +414,7 @@ def test_pinned_models_are_loaded_where_they_live() -> None:
     """Not at every endpoint."""
 
     async def test(setup: Setup) -> None:
-        await asyncio.sleep(1)
+        await elapse(1)
         assert ["a"] == [each for one in setup.loads() for each in one]
 
     run(test, *(Server(["a"], 0.1) for _ in range(3)), pinned=("a",))
@@ -456,7 +456,7 @@ def test_a_failed_load_does_not_eject_the_endpoint() -> None:
         for _ in range(8):
             with pytest.raises(LoadFailed, match="is broken"):
                 await setup.infer("broken")
-            await asyncio.sleep(11)
+            await elapse(11)
         assert all(each.is_available(now()) for each in setup.endpoints.endpoints)
 
     names = ["a", "broken"]
@@ -470,13 +470,13 @@ def test_a_failed_load_leaves_no_reference_cycle() -> None:
         for _ in range(3):
             with suppress(LoadFailed):
                 await setup.infer("broken")
-            await asyncio.sleep(11)
+            await elapse(11)
         gc.collect()
         gc.disable()
         try:
             with suppress(LoadFailed):
                 await setup.infer("broken")
-            await asyncio.sleep(1)
+            await elapse(1)
             assert [] == [each for each in gc.get_objects() if isinstance(each, LoadFailed)]
         finally:
             gc.enable()
@@ -492,7 +492,7 @@ def test_a_server_that_cannot_be_reached_is_unavailable() -> None:
         with pytest.raises(Unavailable, match="it is down"):
             await setup.infer("a")
         setup.servers[0].is_down = False
-        await asyncio.sleep(2)
+        await elapse(2)
         await setup.infer("a")
 
     server = Server(["a"])

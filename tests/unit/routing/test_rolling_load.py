@@ -23,7 +23,7 @@ from gateway.routing.rolling.model_calls import CountModelCalls
 from gateway.routing.rolling.settings import RollingLoadConfig, TrialResult, WarmUpConfig
 from gateway.service import Service
 from gateway.telemetry.model_calls import ModelCalls
-from tests.simulation.virtual_time import now, simulate
+from tests.simulation.virtual_time import elapse, now, simulate
 
 M = ModelRef("m")
 LOAD = ModelLoadRequest(model=M)
@@ -53,7 +53,7 @@ class Server:
             if self.running:
                 self.faults.append("load while calls run")
             self.is_loading = True
-            await asyncio.sleep(1)
+            await elapse(1)
             self.is_loading = False
             if self.error:
                 raise UpstreamError(self.error)
@@ -66,7 +66,7 @@ class Server:
         self.running += call.model == M
         self.calls += 1
         try:
-            await asyncio.sleep(self.seconds)
+            await elapse(self.seconds)
         finally:
             self.running -= call.model == M
         return InferResponse(model=ModelRef("m", str(self.version)), outputs=())
@@ -205,7 +205,7 @@ def test_a_trial_that_cannot_be_made_stops_the_load(error: OSError | None, text:
     async def trial(_service: Service, _model: str) -> TrialResult:
         if error is not None:
             raise error
-        await asyncio.sleep(10)
+        await elapse(10)
         return TrialResult(1)
 
     async def test(setup: Setup) -> None:
@@ -290,7 +290,7 @@ def test_a_failed_load_leaves_no_reference_cycle() -> None:
         try:
             with suppress(LoadFailed):
                 await setup.service(LOAD)
-            await asyncio.sleep(1)
+            await elapse(1)
             assert [] == [each for each in gc.get_objects() if isinstance(each, LoadFailed)]
         finally:
             gc.enable()
@@ -303,9 +303,9 @@ def test_a_client_that_leaves_does_not_stop_a_load() -> None:
 
     async def test(setup: Setup) -> None:
         client = asyncio.ensure_future(setup.service(LOAD))
-        await asyncio.sleep(0.5)
+        await elapse(0.5)
         client.cancel()
-        await asyncio.sleep(5)
+        await elapse(5)
         assert [2, 2] == [server.version for server in setup.servers]
 
     run(test, Server(), Server())

@@ -25,7 +25,10 @@ NO_METRICS = frozenset(
 
 def named_metrics(path: Path) -> Iterator[str]:
     """Yield each text that is the name of a metric."""
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    source = path.read_text("utf-8")
+    if NAME.search(source) is None:  # most modules: to parse one takes a while
+        return
+    for node in ast.walk(ast.parse(source)):
         text = node.value if isinstance(node, ast.Constant) else None
         if isinstance(text, str) and NAME.fullmatch(text) and text not in NO_METRICS:
             yield text

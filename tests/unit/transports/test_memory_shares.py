@@ -11,7 +11,7 @@ from gateway.ir.errors import DeadlineExceeded, Overloaded
 from gateway.transports.memory_budget import MemoryBudget
 from gateway.transports.reservation import Reservation, ResponseReservation
 from tests.fakes import settle
-from tests.simulation.virtual_time import simulate
+from tests.simulation.virtual_time import elapse, simulate
 
 
 async def test_one_client_may_use_all_memory() -> None:
@@ -113,19 +113,23 @@ async def test_messages_that_have_arrived_do_not_wait_for_each_other() -> None:
     assert Reservation(budget, 0, budget.share("one")).try_grow_response(50)
 
 
-async def test_bodies_wait_for_calls_that_run() -> None:
+def test_bodies_wait_for_calls_that_run() -> None:
     """Memory of a call in progress comes free: a body that waits for it is not refused."""
-    budget = MemoryBudget(1000)
-    running = Reservation(budget, None, budget.share("one"))
-    await running.grow(800)
-    body = Reservation(budget, None, budget.share("one"))
-    await body.grow(200)
-    waits = asyncio.ensure_future(body.grow(200))
-    await asyncio.sleep(1.3)
-    assert not waits.done()
-    running.close()
-    await waits
-    assert 400 == body.size_bytes
+
+    async def run() -> int:
+        budget = MemoryBudget(1000)
+        running = Reservation(budget, None, budget.share("one"))
+        await running.grow(800)
+        body = Reservation(budget, None, budget.share("one"))
+        await body.grow(200)
+        waits = asyncio.ensure_future(body.grow(200))
+        await elapse(1.3)
+        assert not waits.done()
+        running.close()
+        await waits
+        return body.size_bytes
+
+    assert 400 == simulate(run)
 
 
 async def test_responses_come_before_requests_that_wait() -> None:
@@ -162,7 +166,7 @@ def test_responses_that_wait_for_each_other_do_not_wait_for_ever() -> None:
             response = ResponseReservation(budget, None, share)
             try:
                 await response.grow(100)
-                await asyncio.sleep(0.1)
+                await elapse(0.1)
                 await response.grow(100)
                 served += 1
             finally:

@@ -12,7 +12,7 @@ from gateway.api.start_error import StartError
 from gateway.app.processes.channel import open_channel
 from gateway.app.processes.worker_process import WorkerProcess
 from gateway.config.load import load_text
-from tests.simulation.virtual_time import simulate
+from tests.simulation.virtual_time import elapse, simulate
 
 LOADED = load_text(
     "version: 1\nlisteners: [{http: 8000}]\nworkers: 2\nlifecycle: {reload: {timeout: 30s}}\n"
@@ -69,7 +69,7 @@ def test_a_ping_gets_its_response_while_metrics_arrive_in_parts() -> None:
         for part in range(5):
             added = [[f"m{part}", "", "gauge", []]]
             channel.send({"part_of": 1, "path": ["metrics"], "added": added})
-            await asyncio.sleep(2.0)
+            await elapse(2.0)
             ping = asyncio.create_task(worker.ping())
             question = await channel.receive()
             assert question == {"request": "ping", "number": number + part + 1}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -37,16 +39,17 @@ def calls_until_trip(
     """
     detector = ExcessDetector(limit) if before is None else before
     random = np.random.default_rng(seed)
-    old, new = (random.random(calls) < rate for rate in rates)
+    old, new = ((random.random(calls) < rate).tolist() for rate in rates)
     others = np.zeros(calls, int) if share is None else random.geometric(share, calls) - 1
+    of_old = iter((random.random(int(others.sum())) < rates[0]).tolist())
     for number in range(calls):
         if share is None:
-            detector.add_second(bool(old[number] and not new[number]))
-            detector.add(bool(new[number] and not old[number]))
+            detector.add_second(old[number] and not new[number])
+            detector.add(new[number] and not old[number])
         else:
-            for is_bad in random.random(others[number]) < rates[0]:
-                detector.add_second(bool(is_bad))
-            detector.add(bool(new[number]))
+            for is_bad in itertools.islice(of_old, int(others[number])):
+                detector.add_second(is_bad)
+            detector.add(new[number])
         if detector.found is not None:
             return number + 1
     return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from gateway.migration.cutover.shifts import ServingShifts, ShiftWeights
 from gateway.migration.cutover.steps import CommandRefused
 from gateway.migration.evidence.verdicts import Standing
 from tests.fakes import FakeClock
+from tests.integration.http_kit import eventually
 
 TEXT = """
 version: 1
@@ -479,9 +479,7 @@ async def test_wake_triggers_a_decision_at_once(tmp_path: Path) -> None:
         leader.wall.advance(1)
         leader.report("trips")
         controller.wake()
-        async with asyncio.timeout(45):
-            while leader.at[0] == "mirroring":  # noqa: ASYNC110  # it notifies nobody
-                await asyncio.sleep(0.001)
+        await eventually(lambda: leader.at[0] != "mirroring")
     await controller.stop()
     assert leader.at[0] in {"rolling_back", "rolled_back"}
 

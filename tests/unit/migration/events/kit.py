@@ -37,6 +37,7 @@ from gateway.migration.events.settings import EventSinkConfig
 from gateway.migration.mirror.event_outbox import ChosenCall, EventOutbox
 from gateway.migration.mirror.inbox import Inbox
 from gateway.migration.mirror.packets import socket_pair
+from tests.simulation.virtual_time import elapse
 from tests.unit.migration.captures.kit import recordable
 
 EVERYTHING = Privacy(payload="full", parameters=True, can_lack_elements=True)
@@ -93,7 +94,7 @@ class FakeSink:
         self.attempts.update((each.held.note.ce_id, each.kind) for each in events)
         mode = self.mode
         if self.takes_s:
-            await asyncio.sleep(self.takes_s)
+            await elapse(self.takes_s)
         if mode == "hang":
             await asyncio.Event().wait()
         if mode == "raise":

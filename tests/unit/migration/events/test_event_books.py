@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.simulation.virtual_time import simulate
+from tests.simulation.virtual_time import elapse, simulate
 from tests.unit.migration.events.kit import Processes, definition
 
 NAMES = ("live", "slow", "dead")
@@ -48,7 +46,7 @@ class Story:
             processes.start_shadow()
         for fake in processes.fakes.values():
             fake.mode = "deliver"
-        await asyncio.sleep(LONG_S)
+        await elapse(LONG_S)
         self._check()
         for name, sink in processes.sinks.items():
             assert (0, 0) == (sink.books.in_flight, sink.used_bytes), name
@@ -67,7 +65,7 @@ class Story:
         elif kind == "mode":
             processes.fakes[str(one)].mode = str(other)
         elif kind == "wait":
-            await asyncio.sleep(float(str(one)))
+            await elapse(float(str(one)))
         elif kind == "reload":
             processes.change(*sinks(int(str(one))))  # type: ignore[arg-type]  # definitions
         elif self._is_up:

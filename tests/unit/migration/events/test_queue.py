@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
 from gateway.migration.events.messages import EventNote
 from gateway.migration.events.queue import HeldCall, QueueOptions, SinkQueue
-from tests.simulation.virtual_time import now, simulate
+from tests.simulation.virtual_time import elapse, now, simulate
 from tests.unit.migration.events.kit import FakeSink
 
 REQUEST, RESPONSE = 1, 2
@@ -48,7 +47,7 @@ def test_an_event_that_fails_is_tried_again_after_growing_pauses() -> None:
         made = Queue(attempts=5)
         made.sink.mode = "fail"
         made.put()
-        await asyncio.sleep(100)
+        await elapse(100)
         assert (5, {"attempts": 1}) == (made.sink.attempts["0", REQUEST], made.results)
         assert 15 == round(made.times[0], 3)
 
@@ -62,7 +61,7 @@ def test_pauses_are_at_most_a_minute() -> None:
         made = Queue(attempts=9)
         made.sink.mode = "fail"
         made.put()
-        await asyncio.sleep(1000)
+        await elapse(1000)
         assert 1 + 2 + 4 + 8 + 16 + 32 + 60 + 60 == round(made.times[0], 3)
 
     run(test)
@@ -75,7 +74,7 @@ def test_a_refusal_ends_the_attempts() -> None:
         made = Queue()
         made.sink.mode = "refuse"
         made.put(3)
-        await asyncio.sleep(100)
+        await elapse(100)
         assert ({"refused": 3}, 3) == (made.results, made.sink.attempts.total())
 
     run(test)
@@ -88,12 +87,12 @@ def test_an_event_that_fails_holds_up_no_other_one() -> None:
         made = Queue(concurrency=1)
         made.sink.mode = "fail"
         made.put()
-        await asyncio.sleep(0.1)
+        await elapse(0.1)
         made.sink.mode = "deliver"
         made.put(10)
-        await asyncio.sleep(0.1)
+        await elapse(0.1)
         assert {"delivered": 10} == made.results
-        await asyncio.sleep(1)
+        await elapse(1)
         assert {"delivered": 11} == made.results
 
     run(test)
@@ -106,9 +105,9 @@ def test_attempts_at_the_same_time_are_bounded() -> None:
         made = Queue(concurrency=4)
         made.sink.takes_s = 1.0
         made.put(16)
-        await asyncio.sleep(3.9)
+        await elapse(3.9)
         assert (4, 12) == (made.sink.most, made.results["delivered"])
-        await asyncio.sleep(0.2)
+        await elapse(0.2)
         assert 16 == made.results["delivered"]
 
     run(test)
@@ -121,7 +120,7 @@ def test_an_attempt_without_a_reply_ends_at_the_timeout() -> None:
         made = Queue(timeout_s=10.0, attempts=2)
         made.sink.mode = "hang"
         made.put()
-        await asyncio.sleep(50)
+        await elapse(50)
         assert ({"attempts": 1}, 21) == (made.results, round(made.times[0], 3))
         assert not made.sink.running
 
@@ -135,7 +134,7 @@ def test_a_sink_that_is_not_reached_gets_one_attempt_at_a_time() -> None:
         made = Queue(attempts=5, concurrency=1)
         made.sink.mode = "unreachable"
         made.put(1000)
-        await asyncio.sleep(100)
+        await elapse(100)
         assert ({"attempts": 1000}, 5) == (made.results, made.sink.attempts.total())
 
     run(test)
@@ -148,10 +147,10 @@ def test_events_at_the_same_time_count_one_round() -> None:
         made = Queue(attempts=5, concurrency=8)
         made.sink.mode, made.sink.takes_s = "unreachable", 0.5
         made.put(8)
-        await asyncio.sleep(1)
+        await elapse(1)
         assert ({}, 8) == (made.results, made.sink.attempts.total())
         made.sink.mode = "deliver"
-        await asyncio.sleep(20)
+        await elapse(20)
         assert {"delivered": 8} == made.results
 
     run(test)
@@ -164,16 +163,16 @@ def test_a_sink_that_is_reached_again_gets_everything() -> None:
         made = Queue(attempts=5, concurrency=8)
         made.sink.mode = "unreachable"
         made.put(100)
-        await asyncio.sleep(0.5)
+        await elapse(0.5)
         made.sink.mode = "deliver"
-        await asyncio.sleep(1)
+        await elapse(1)
         assert {"delivered": 100} == made.results
         made.sink.mode = "unreachable"
         made.put()
-        await asyncio.sleep(7.5)  # earlier failures do not count: 1 s, 2 s and 4 s
+        await elapse(7.5)  # earlier failures do not count: 1 s, 2 s and 4 s
         assert {"delivered": 100} == made.results
         made.sink.mode = "deliver"
-        await asyncio.sleep(8)
+        await elapse(8)
         assert {"delivered": 101} == made.results
 
     run(test)
@@ -185,13 +184,13 @@ def test_a_batch_is_sent_when_it_is_full_or_old() -> None:
     async def test() -> None:
         made = Queue(batch=10, linger_s=60.0, batch_bytes=1 << 20)
         made.put(25)
-        await asyncio.sleep(59)
+        await elapse(59)
         assert [10, 10] == made.sink.batches
-        await asyncio.sleep(2)
+        await elapse(2)
         assert [10, 10, 5] == made.sink.batches
         note = EventNote(ce_id="large")
         made.queue.put(HeldCall((1, 7), note, bytes(1 << 20), 1), [REQUEST])
-        await asyncio.sleep(0.1)
+        await elapse(0.1)
         assert [10, 10, 5, 1] == made.sink.batches
 
     run(test)
@@ -203,13 +202,13 @@ def test_a_flush_sends_what_waits_for_a_batch() -> None:
     async def test() -> None:
         made = Queue(batch=10, linger_s=60.0)
         made.put(3)
-        await asyncio.sleep(1)
+        await elapse(1)
         made.queue.flush()
-        await asyncio.sleep(0.1)
+        await elapse(0.1)
         made.put(2)
-        await asyncio.sleep(1)
+        await elapse(1)
         assert [3] == made.sink.batches
-        await asyncio.sleep(60)
+        await elapse(60)
         assert [3, 2] == made.sink.batches
 
     run(test)
@@ -223,10 +222,10 @@ def test_events_of_a_process_that_stops_are_dropped() -> None:
         made.sink.takes_s = 1.0
         made.put(3, number=1)
         made.put(2, number=2)
-        await asyncio.sleep(0.5)
+        await elapse(0.5)
         made.queue.drop_sender((1, 7))
         assert {"shutdown": 2} == made.results
-        await asyncio.sleep(5)
+        await elapse(5)
         assert {"shutdown": 2, "delivered": 3} == made.results
 
     run(test)
@@ -239,10 +238,10 @@ def test_a_queue_that_closes_drops_everything_once() -> None:
         made = Queue(concurrency=2)
         made.sink.mode = "fail"
         made.put(1)
-        await asyncio.sleep(0.1)
+        await elapse(0.1)
         made.sink.mode = "hang"
         made.put(5)
-        await asyncio.sleep(0.1)
+        await elapse(0.1)
         await made.queue.close()
         assert ({"shutdown": 6}, True, True) == (
             made.results,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -37,6 +37,7 @@ from gateway.settings.units import parse_url
 from gateway.telemetry.error_texts import error_text
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 from tests.fakes import settle
+from tests.integration.http_kit import eventually
 
 FILE = """version: 1
 listeners: [{{http: 0}}]
@@ -95,12 +96,6 @@ class Target:
             yield InferResponse(model=ModelRef("m"), outputs=(items_tensor("text", (1,), [text]),))
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(45):
-        while not condition():  # noqa: ASYNC110  # the mirror announces nothing
-            await asyncio.sleep(0.01)
-
-
 class Setting:
     """A mirror of two targets, with its confirmations."""
 
@@ -141,7 +136,7 @@ class Setting:
 
     async def done(self) -> None:
         """Wait until every call has a confirmed result."""
-        await until(lambda: bool(self.confirmed) and self.confirmed[-1].done >= self._numbers)
+        await eventually(lambda: bool(self.confirmed) and self.confirmed[-1].done >= self._numbers)
 
 
 def record(
@@ -451,7 +446,7 @@ async def test_noise_calls_the_old_target_again() -> None:
     setting.old.value = 3.0
     setting.put(record(value=1.0), ShadowRequest(noise=True))
     await setting.done()
-    await until(lambda: setting.mirror.document()["noise"]["compared"] > 0)
+    await eventually(lambda: setting.mirror.document()["noise"]["compared"] > 0)
     noise = setting.mirror.document()["noise"]
     assert (noise["compared"], noise["mismatched"]) == (1, 1)
     assert noise["tolerance"] == {"y": 2.0}
@@ -483,11 +478,11 @@ async def test_the_evidence_has_the_model_versions_of_both_targets() -> None:
     assert {} == versions()
     setting.new.versions = ("2",)
     setting.put(record())
-    await until(lambda: versions() == {"new": ["2"]})
+    await eventually(lambda: versions() == {"new": ["2"]})
     setting.old.versions, setting.new.versions = ("1",), ("3", "2")
     setting.mirror.reset()
     assert {} == versions()
-    await until(lambda: versions() == {"old": ["1"], "new": ["2", "3"]})
+    await eventually(lambda: versions() == {"old": ["1"], "new": ["2", "3"]})
     watching.cancel()
     await setting.mirror.close(1)
 
@@ -500,7 +495,7 @@ async def test_a_new_model_without_batches_is_found_at_the_start() -> None:
     with capture_logs() as lines:
         watching = asyncio.create_task(setting.mirror.watch_metadata())
         setting.put(record())
-        await until(lambda: bool(setting.mirror.document()["metadata"]))
+        await eventually(lambda: bool(setting.mirror.document()["metadata"]))
         watching.cancel()
     (line,) = [each for each in lines if each["event"] == "metadata differs"]
     assert setting.mirror.document()["metadata"] == line["differences"]
