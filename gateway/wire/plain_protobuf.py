@@ -16,7 +16,7 @@ from gateway.ir.calls import Call
 from gateway.ir.context import Origin
 from gateway.ir.errors import GatewayError
 from gateway.ir.limits import MessageLimits
-from gateway.wire.errors import TRACEBACK
+from gateway.wire.errors import passed_failure
 from gateway.wire.grpc import GrpcRequest, GrpcResponse
 from gateway.wire.http import Buffer
 from gateway.wire.protobuf import (
@@ -166,17 +166,9 @@ def _is_plain_value(field: _Known, value: Any, counter: FieldCounter) -> bool:
 def passed_message(
     call: Call[Any], error: GatewayError, limits: MessageLimits
 ) -> GrpcResponse | None:
-    """Return the response with the error of a server, to a message that was sent on.
-
-    None for all others, for long ones, and for those with the traceback of a program.
-    """
-    own, found = call.context.origin, error.origin
-    if own is None or found is None or not own.whole or found.whole != own.whole:
-        return None
-    body = bytes(found.wire.view)
-    if not body or len(body) > limits.error_text_bytes or TRACEBACK.encode() in body:
-        return None
-    return GrpcResponse(found.wire.message)
+    """Return the response with the error of a server, to a message that was sent on."""
+    found = passed_failure(call, error, limits)
+    return None if found is None else GrpcResponse(found.wire.message)
 
 
 def with_texts(view: memoryview, texts: Mapping[int, str]) -> list[bytearray | memoryview]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,11 @@ from google.protobuf.message import Message
 from multidict import CIMultiDict
 from yarl import URL
 
+from gateway.api.protocol import StreamBinding
+from gateway.ir.limits import DEFAULT_LIMITS
+from gateway.protocols.graphpipe import flatbuffer_writer
+from gateway.protocols.grps.brpc.framing import frame_bytes, split_frame
+from gateway.registry import protocol
 from gateway.schema import (
     grps_pb2,
     seldon_pb2,
@@ -24,6 +30,8 @@ from gateway.schema import (
     torchserve_inference_pb2,
 )
 from gateway.schema import tensorrt_v1_pb2 as pb
+from gateway.schema.baidu_std_pb2 import RpcMeta
+from gateway.wire.stream import Frame
 from tests.cases.graphpipe_http import METADATA_REQUEST
 from tests.cases.graphpipe_oracle import (
     PlainMetadata,
@@ -96,6 +104,11 @@ class Way:
     at_server: Mapping[str, str] = field(default_factory=dict)
     schema: type[Message] | None = None
     renamed: Callable[[bytes, str], bytes] = lambda body, _name: body
+
+    @property
+    def carrier(self) -> str:
+        """Its carrier: "http", "grpc", or the name of a byte stream."""
+        return self.url.partition("+")[2]
 
 
 def _predict(**fields: Any) -> bytes:
@@ -595,10 +608,51 @@ WAYS |= {
         rebuilt=tuple(_GRPS_MESSAGES),
     ),
 }
+_BRPC = "/grps.protos.v1.GrpsBrpcService/Predict"
+PLAIN = "0 0"
+"""The kind of a message of brpc: how it is compressed, and the bytes of its attachment."""
+_FRAMED: Mapping[str, Sent] = {
+    key: post("", each.body, "")
+    for key, each in WAYS["graphpipe.http"].messages.items()
+    if key not in ("failure", "metadata")
+}
+WAYS |= {
+    "grps.brpc": Way(
+        "grps+brpc",
+        {
+            **{
+                key: post(_BRPC, each.body, PLAIN)
+                for key, each in WAYS["grps.grpc"].messages.items()
+            },
+            "gzip": post(_BRPC, gzip.compress(_grps(model="m", str_data="a")), "2 0"),
+            "attachment": post(_BRPC, _grps(model="m", str_data="a") + b"\0own", "0 4"),
+            "code": post(_BRPC, _grps(model="m", str_data="code"), PLAIN),
+        },
+        {
+            **{
+                key: answer._replace(kind=PLAIN)
+                for key, answer in WAYS["grps.grpc"].answers.items()
+            },
+            b"code": Answer(2004, b"own code", PLAIN),
+            b"\x1f\x8b": Answer(
+                0, gzip.compress(WAYS["grps.grpc"].answers[b""].body) + b"own", "2 3"
+            ),
+        },
+        schema=grps_pb2.GrpsMessage,
+    ),
+    "graphpipe.tcp": Way(
+        "graphpipe+tcp",
+        {**_FRAMED, "metadata": post("", METADATA_REQUEST + b"own ", "")},
+        {
+            key: answer._replace(kind="")
+            for key, answer in WAYS["graphpipe.http"].answers.items()
+            if key != b"failed"
+        },
+        rebuilt=("metadata",),
+    ),
+}
 NOT_WHOLE = (
-    "graphpipe.tcp",
-    "graphpipe.unix",
-    "grps.brpc",
+    "graphpipe.unix",  # as graphpipe.tcp
     "oip.http",
     "oip.grpc",
 )
@@ -607,6 +661,7 @@ NOT_WHOLE = (
 
 # Questions of clients, and what the gateway asks to know whether a server is there.
 _ABOUT = ("/models/", "/status/")
+_PROBE = flatbuffer_writer.METADATA_REQUEST
 _PROBES = ("/Health", "/graphpipe")
 
 
@@ -626,7 +681,7 @@ class RecordingServer:
     def answer(self, sent: Sent) -> Answer:
         """Record a request, and return its response."""
         is_get = sent.method == "GET"
-        is_probe = not sent.body or sent.path.endswith(_PROBES)
+        is_probe = not sent.body or sent.path.endswith(_PROBES) or sent.body == _PROBE
         if any(part in sent.path.rstrip("/") for part in _ABOUT) if is_get else not is_probe:
             self.seen.append(sent)
         text = b" ".join((sent.method.encode(), sent.path.encode(), sent.body))
@@ -640,7 +695,7 @@ async def recording(
 ) -> AsyncIterator[RecordingServer]:
     """Run a recording server of a way."""
     found = (kind or RecordingServer)(way)
-    run = _grpc_server if way.url.endswith("grpc") else _http_server
+    run = {"grpc": _grpc_server, "http": _http_server}.get(way.carrier, _stream_server)
     async with run(found) as address:
         found.address = address
         yield found
@@ -705,6 +760,76 @@ async def _grpc_server(found: RecordingServer) -> AsyncIterator[str]:
         await server.stop(None)
 
 
+def frame_of(way: Way, message: Sent | Answer, correlation: int | None = None) -> Frame:
+    """Return a message of a byte stream as a transport gives it to a codec."""
+    if way.carrier != "brpc":
+        return Frame((memoryview(message.body),))
+    compress, attached = map(int, message.kind.split())
+    meta, body = RpcMeta(compress_type=compress, attachment_size=attached), message.body
+    if isinstance(message, Sent):
+        _, meta.request.service_name, meta.request.method_name = message.path.split("/")
+    elif message.status:
+        meta.response.error_code, meta.response.error_text, body = (
+            message.status,
+            body.decode(),
+            b"",
+        )
+    else:
+        meta.response.error_code = 0
+    payload = b"".join(frame_bytes(meta.SerializeToString(), [body]))
+    return Frame((memoryview(payload),), correlation)
+
+
+def _parsed(way: Way, frame: Frame) -> tuple[RpcMeta, bytes, str]:
+    """Return the metadata of a frame of brpc, the bytes behind it, and their kind."""
+    if way.carrier != "brpc":
+        return RpcMeta(), bytes(frame.view), ""
+    meta, rest = split_frame(frame.view)
+    return meta, bytes(rest), f"{meta.compress_type} {meta.attachment_size}"
+
+
+def sent_of(way: Way, frame: Frame) -> Sent:
+    """Return a message of a byte stream that a server received."""
+    meta, body, kind = _parsed(way, frame)
+    request = meta.request
+    path = f"/{request.service_name}/{request.method_name}" if kind else ""
+    return Sent("POST", path, body, kind)
+
+
+def _binding(way: Way) -> StreamBinding:
+    found = protocol(way.url.partition("+")[0]).stream
+    assert found is not None
+    return found
+
+
+class _Connection(asyncio.Protocol):
+    """A connection of a byte stream to a recording server."""
+
+    def __init__(self, found: RecordingServer) -> None:
+        self._found = found
+        self._framer = _binding(found.way).server_framer(DEFAULT_LIMITS)
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        way = self._found.way
+        for frame in self._framer.receive(data):
+            answer = frame_of(way, self._found.answer(sent_of(way, frame)), frame.correlation)
+            self._transport.writelines(self._framer.send(answer))
+
+
+@asynccontextmanager
+async def _stream_server(found: RecordingServer) -> AsyncIterator[str]:
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: _Connection(found), "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()[:2]
+    try:
+        yield f"{host}:{port}"
+    finally:
+        server.close()
+
+
 def _is_own(name: str) -> bool:
     """Return whether a header is a part of the message of a request."""
     return name.lower().startswith("nv-")
@@ -719,7 +844,25 @@ _OF_A_HOP = frozenset(
 @asynccontextmanager
 async def sending(way: Way) -> AsyncIterator[Send]:
     """Yield what sends a message to a server or a gateway, and returns the response."""
-    if way.url.endswith("grpc"):
+    if way.carrier not in ("grpc", "http"):
+
+        async def send_frame(address: str, sent: Sent) -> Answer:
+            host, _, port = address.partition(":")
+            framer = _binding(way).client_framer(DEFAULT_LIMITS)
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.writelines(framer.send(frame_of(way, sent, correlation=7)))
+            async with asyncio.timeout(10):
+                while not (frames := framer.receive(await reader.read(1 << 16))):
+                    pass
+            writer.close()
+            await writer.wait_closed()
+            meta, body, kind = _parsed(way, frames[0])
+            code = meta.response.error_code
+            return Answer(code, str(meta.response.error_text).encode() if code else body, kind)
+
+        yield send_frame
+        return
+    if way.carrier == "grpc":
         channels: dict[str, Any] = {}
 
         async def send(address: str, sent: Sent) -> Answer:
