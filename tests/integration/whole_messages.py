@@ -48,9 +48,11 @@ _TORCHSERVE = "/org.pytorch.serve.grpc.inference.InferenceAPIsService/"
 _TRTIS = "/nvidia.inferenceserver.GRPCService/"
 _TFS = "/tensorflow.serving.PredictionService/"
 _SSE = "text/event-stream; own=1"
-# Halves of a character, other line ends, no index, members of its own, and an event of no text.
+# Comments, halves of a character, other line ends, no index, members of its own, and an event of no
+# text.
 _EVENT = b'data: {"id":"own","error":null,"choices":[{"text":"\\ud83d","own":1}]}\n\n'
-_EVENTS = _EVENT + (
+_EVENTS = (
+    b": ping\n\n" + _EVENT + b": ping 2\r\n: own\r\n\r\n"
     b'event: own\r\nid: 7\r\ndata: {"choices":[{"text":"\\ude00","finish_reason":"own"}]}\r\n\r\n'
     b'data: {"own":[1.50]}\r\rdata: [DONE]'
 )
