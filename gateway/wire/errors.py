@@ -112,6 +112,8 @@ TRACEBACK: Final = "Traceback (most recent call last):"
 _WITHOUT_REASON: Final = "the upstream failed and gave a traceback without a reason"
 _CLIENT_ERRORS: Final = range(400, 500)
 _ERRORS: Final = range(400, 600)
+SUCCESSES: Final = range(200, 300)
+"""HTTP statuses of a success."""
 
 
 class SlashAtEnd(NotFound):

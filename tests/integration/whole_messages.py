@@ -228,6 +228,12 @@ TFS_MESSAGES = {
     "members of its own": post(
         "/v1/models/m:predict", b'{"instances": [[1.0, 2.50]], "own": {"a": [1, {"b": null}]}}'
     ),
+    "type of curl": post(
+        "/v1/models/m:predict",
+        b'{"instances": [1.0], "own": 1}',
+        "application/x-www-form-urlencoded",
+    ),
+    "redirected": post("/v1/models/m:predict", b'{"instances": ["redirected"]}'),
     "columns": post("/v1/models/m:predict", b'{"inputs":{"x":[1.0],"y":[[2]]} , "own": 1}'),
     "signature": post(
         "/v1/models/m:predict", b'{"signature_name":"predict_images","instances":[{"x":"a"}]}'
@@ -252,6 +258,7 @@ WAYS: dict[str, Way] = {
                 200, b'{ "predictions": [1.0, "own"], "own": [] }', headers=(("x-own", "y"),)
             ),
             b"refused": Answer(400, b'{ "error": "refused", "own": 1 }'),
+            b"redirected": Answer(307, b"", "", (("location", "/other"),)),
             b"classify": Answer(200, b'{"results": [[["a", 0.5]]]}'),
             b"metadata": Answer(
                 200, b'{"model_spec":{"name":"m"},"metadata":{"signature_def":{"a":1,"b":2}}}'
@@ -267,10 +274,14 @@ WAYS: dict[str, Way] = {
             ),
             "parameters": post("/v1/models/m:predict", b'{"inputs": "text", "parameters": {}}'),
             "explain": post("/v1/models/m:explain", b'{"instances": [[1]]}'),
+            "bytes": post("/v1/models/m:predict", b"\xff\xd8\0", "image/jpeg"),
+            "empty reply": post("/v1/models/m:predict", b'{"instances": ["nothing"]}'),
             "ready": Sent("GET", "/v1/models/m", b""),
         },
         {
             b"": Answer(200, b'{"predictions": {"own": 1}, "own": 2}'),
+            b"nothing": Answer(204, b"", ""),
+            b"\xff\xd8": Answer(200, b"own text", "text/plain"),
             b"GET": Answer(200, b'{"name":"m","ready":true,"own":1}'),
         },
         {"dialect": "kserve"},
@@ -315,13 +326,18 @@ WAYS: dict[str, Way] = {
             ),
             "explanation": post("/explanations/m", b"[1]"),
             "error": post("/predictions/m", b'{"data": "refused"}'),
+            "redirected": post("/predictions/m", b'["redirected"]'),
+            "description": Sent("OPTIONS", "/predictions/m", b""),
         },
         {
             b"": Answer(200, b'{"own": ["a", {"b": 1}]}', headers=(("x-own", "y"),)),
             b"refused": Answer(
                 500, b'{ "code": 500, "type": "InternalServerException", "message": "refused" }'
             ),
+            b"redirected": Answer(307, b"", "", (("location", "/other"),)),
+            b"OPTIONS": Answer(200, b'{ "openapi": "3.0.1", "own": {"/predictions/m": 1} }'),
         },
+        rebuilt=("description",),
     ),
     "torchserve.grpc": Way(
         "torchserve+grpc",
@@ -350,9 +366,13 @@ WAYS: dict[str, Way] = {
             "nan": post("/invocations", b'{"inputs": [NaN, 1e400]}'),
             "csv": post("/invocations", b"a,b\n1,\n,x\n", "text/csv"),
             "error": post("/invocations", b'{"inputs": ["refused"]}'),
+            "accepted": post("/invocations", b'{"inputs": ["accepted"]}'),
+            "redirected": post("/invocations", b'{"inputs": ["redirected"]}'),
         },
         {
             b"": Answer(200, b'{"predictions": [{"own": "a"}, 1]}'),
+            b"accepted": Answer(202, b"own text", "text/plain; charset=utf-8"),
+            b"redirected": Answer(307, b"", "", (("location", "/other"),)),
             b"refused": Answer(400, b'{"error_code": "BAD_REQUEST", "message": "refused", "x": 1}'),
         },
     ),
@@ -683,8 +703,13 @@ class RecordingServer:
     def answer(self, sent: Sent) -> Answer:
         """Record a request, and return its response."""
         is_get = sent.method == "GET"
+        is_question = sent.method == "OPTIONS"
         is_probe = not sent.body or sent.path.endswith(_PROBES) or sent.body == _PROBE
-        if any(part in sent.path.rstrip("/") for part in _ABOUT) if is_get else not is_probe:
+        if (
+            any(part in sent.path.rstrip("/") for part in _ABOUT)
+            if is_get
+            else not is_probe or is_question
+        ):
             self.seen.append(sent)
         text = b" ".join((sent.method.encode(), sent.path.encode(), sent.body))
         keys = [key for key in self.way.answers if key and key in text]
@@ -892,7 +917,11 @@ async def sending(way: Way) -> AsyncIterator[Send]:
             headers = [("content-type", sent.kind)] if sent.body else []
             url = URL(f"http://{address}{sent.path}", encoded=True)
             exchange = session.request(
-                sent.method, url, data=sent.body or None, headers=[*headers, *sent.headers]
+                sent.method,
+                url,
+                data=sent.body or None,
+                headers=[*headers, *sent.headers],
+                allow_redirects=False,
             )
             async with exchange as response:
                 own = [

@@ -56,7 +56,7 @@ from gateway.ir.work import OBJECT_BYTE, charge
 from gateway.protocols.openai.errors import JSON, OK
 from gateway.protocols.openai.http.form import NAME, TASKS, form_of
 from gateway.protocols.openai.options import COMPLETIONS, EMBEDDINGS, NONE, RERANK, OpenAiOptions
-from gateway.wire.errors import read_error_text, refuses_caller
+from gateway.wire.errors import SUCCESSES, read_error_text, refuses_caller
 from gateway.wire.event_stream import Event, EventSplitter, is_event_stream
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 from gateway.wire.json_errors import JsonErrorReader, class_of_status
@@ -458,7 +458,7 @@ def _error_text(wire: HttpResponse, limits: MessageLimits) -> str:
 
 
 def _document(call: Call[Any], wire: HttpResponse, limits: MessageLimits) -> dict[str, Any]:
-    if wire.status != OK:
+    if wire.status not in SUCCESSES:
         raise error_of(call, wire, limits)
     view = wire.view
     charge(view.nbytes * OBJECT_BYTE)
