@@ -63,7 +63,7 @@ def passed_response(reply: Origin, kept: AbstractSet[str] = frozenset()) -> Http
     It has all headers but those of a hop, of a connection or of the gateway; and those *kept*.
     """
     wire: HttpResponse = reply.wire
-    pairs = [pair for pair in wire.headers.pairs if pair[0].lower() in kept or _is_passed(pair)]
+    pairs = [pair for pair in wire.headers.pairs if pair[0].lower() in kept or is_passed(pair)]
     return HttpResponse(wire.status, Headers(pairs), wire.body)
 
 
@@ -100,7 +100,8 @@ def passed_error_of(
     return None if own is None else passed_error(error, own.whole, limits)
 
 
-def _is_passed(pair: tuple[str, str]) -> bool:
+def is_passed(pair: tuple[str, str | bytes]) -> bool:
+    """Return whether a header or metadata of a server reaches the client."""
     name = pair[0].lower()
     if name == _KIND:
         return True

@@ -70,12 +70,12 @@ class Sent(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """One response of a server, or what a client received."""
+    """One response of a server, or what a client received; its metadata are `headers`, too."""
 
     status: int
     body: bytes
     kind: str = JSON
-    headers: tuple[tuple[str, str], ...] = ()
+    headers: tuple[tuple[str, Any], ...] = ()
 
 
 def post(path: str, body: bytes, kind: str = JSON) -> Sent:
@@ -303,9 +303,13 @@ WAYS: dict[str, Way] = {
             ),
         },
         {
-            b"": Answer(0, _prediction()),
+            b"": Answer(0, _prediction(), headers=(("x-own", "y"), ("x-own-bin", b"\0\xff"))),
             b"Classify": Answer(0, _classified()),
-            b"Regress": Answer(9, b"signature own is none of regress"),
+            b"Regress": Answer(
+                9,
+                b"signature own is none of regress",
+                headers=(("grpc-status-details-bin", b"\x08\x09\x12\x03own"), ("x-own", "y")),
+            ),
             b"GetModelMetadata": Answer(0, _metadata(is_answer=True)),
             b"GetModelStatus": Answer(0, _status(is_answer=True)),
         },
@@ -761,6 +765,7 @@ class _AnyMethod(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no t
 
         async def handle(message: bytes, context: Any) -> bytes:
             answer = self._found.answer(Sent("POST", details.method, message))
+            context.set_trailing_metadata(answer.headers)
             if answer.status:
                 status = {code.value[0]: code for code in grpc.StatusCode}[answer.status]
                 await context.abort(status, answer.body.decode())
@@ -895,15 +900,17 @@ async def sending(way: Way) -> AsyncIterator[Send]:
         async def send(address: str, sent: Sent) -> Answer:
             if address not in channels:
                 channels[address] = grpc.aio.insecure_channel(address)
-            call, found = channels[address].unary_stream(sent.path), []
+            call, found = channels[address].unary_stream(sent.path)(sent.body), []
             try:
                 async with asyncio.timeout(10):
-                    async for each in call(sent.body):
+                    async for each in call:
                         found.append(each)  # noqa: PERF401  # an error comes after items
-                return Answer(0, b"\n".join(found))
+                code = 0
             except grpc.aio.AioRpcError as error:
                 found.append((error.details() or "").encode())
-                return Answer(error.code().value[0], b"\n".join(found))
+                code = error.code().value[0]
+            own = [pair for pair in await call.trailing_metadata() if pair[0] not in _OF_A_HOP]
+            return Answer(code, b"\n".join(found), headers=tuple(sorted(own)))
 
         try:
             yield send
