@@ -449,7 +449,9 @@ def encode_request(
         check_inputs(inputs, dialect, dialect.numbers, limits)
     opened = b'{"id":%b,' % orjson.dumps(request_id) if request_id else b"{"
     text = [opened, _parameters(call, dialect, binary_out and not call.outputs)]
-    text[0] += unknown_of(call.context.origin, NAME)
+    origin = call.context.origin
+    if origin is not None and origin.unknown:
+        text[0] += unknown_of(origin, NAME)
     found = _write_binary(inputs) if dialect.has_binary else None
     if found is not None:
         members, views = found
