@@ -23,10 +23,13 @@ from pathlib import Path
 from benchmarks import applications, messages
 from benchmarks.progress import Say
 from benchmarks.stages import (
+    REBUILT,
+    SENT_ON,
     Way,
     application_ways,
     extreme_ways,
     first_ways,
+    passing_ways,
     row_ways,
     ways,
 )
@@ -75,12 +78,12 @@ class Count:
 def all_ways() -> list[Way]:
     """Return the ways that are counted.
 
-    The small ways, rows, 602 KB from HTTP to HTTP, what applications send, and those of long heads,
-    many forms and first requests.
+    The small ways, rows, those sent on and rebuilt, 602 KB from HTTP to HTTP, what applications
+    send, and those of long heads, many forms and first requests.
     """
     image = messages.image()
     binary = Way("binary-http 602KB", "http", "http", messages.binary_request(image), image)
-    usual = [*ways(), *row_ways(), binary, *application_ways()]
+    usual = [*ways(), *row_ways(), *passing_ways(), binary, *application_ways()]
     return [*usual, *extreme_ways(), *first_ways()]
 
 
@@ -156,6 +159,9 @@ def grown(counts: list[Count], recorded: Mapping[str, Count]) -> Iterator[str]:
 def dearer(counts: list[Count], recorded: Mapping[str, Count]) -> Iterator[str]:
     """Yield a sentence for each kind of request that costs more than its bound allows."""
     known = {**recorded, **{count.way: count for count in counts}}
+    found = [known[way].instructions for way in (SENT_ON, REBUILT) if way in known]
+    if len(found) > 1 and found[0] >= found[1]:
+        yield f"{SENT_ON} takes {found[0]:,} instructions, expected fewer than {found[1]:,} rebuilt"
     for count in counts:
         way, _, kind = count.way.partition(" ")
         if BUILD == "compiled" and kind in BOUNDS and way in known:

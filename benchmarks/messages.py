@@ -140,6 +140,13 @@ def rows_request(case: Case) -> Message:
     return Message(_dump({"instances": rows}), (("Content-Type", JSON_TYPE),))
 
 
+def rows_reply(case: Case) -> Message:
+    """Encode the response to `rows_request`."""
+    columns = [_nested(array) for array in case.outputs.values()]
+    rows = [dict(zip(case.outputs, row, strict=True)) for row in zip(*columns, strict=True)]
+    return Message(_dump({"predictions": rows}), (("Content-Type", JSON_TYPE),))
+
+
 def columns_request(case: Case) -> Message:
     """Encode a request with one nested list for each input, as MLflow has it."""
     columns = {name: _nested(array) for name, array in case.inputs.items()}

@@ -54,6 +54,8 @@ CONNECTION = "first of a connection"
 START = "first 100 of a start"
 RELOAD = "first 100 of a reload"
 """The moments of requests that are not repeated ones on an open connection."""
+SENT_ON, REBUILT = "tfs-tfs sent on", "tfs-tfs rebuilt"
+"""The ways of one request to a server of its own protocol."""
 _FEW = (80, 320)
 _FIRST_100 = (0, 100)
 
@@ -118,6 +120,8 @@ class Way:
         back: Carrier of the upstream; None for a model in the gateway.
         kind: Of requests as applications send them; "" for one that is repeated.
         protocol: The protocol of the client.
+        server: The protocol of the upstream.
+        signature: The upstream's option, with which no message is sent on; "" for none.
         moment: CONNECTION, START or RELOAD; "" for requests of a warm gateway.
         runs: The requests of the short and the long run of `counts`.
     """
@@ -129,6 +133,8 @@ class Way:
     case: Case
     kind: str = ""
     protocol: str = "oip"
+    server: str = "oip"
+    signature: str = ""
     moment: str = ""
     runs: tuple[int, int] = (320, 1280)
 
@@ -136,6 +142,12 @@ class Way:
     def path(self) -> str:
         """The path of the request over HTTP."""
         return _PATHS[self.protocol].format(self.case.model)
+
+    @property
+    def reply(self) -> Message:
+        """What a server replies over HTTP."""
+        encode = messages.binary_reply if self.server == "oip" else messages.rows_reply
+        return encode(self.case)
 
 
 def ways() -> list[Way]:
@@ -158,6 +170,21 @@ def row_ways() -> list[Way]:
         Way("tfs-grpc", "http", "grpc", messages.rows_request(case), case, protocol="tfs"),
         Way("mlflow-grpc", "http", "grpc", messages.columns_request(case), case, protocol="mlflow"),
     ]
+
+
+def passing_ways() -> list[Way]:
+    """Return the ways of one request to a server of its own protocol, sent on and rebuilt."""
+    case = messages.small()
+    passed = Way(
+        SENT_ON,
+        "http",
+        "http",
+        messages.rows_request(case),
+        case,
+        protocol="tfs",
+        server="tfs",
+    )
+    return [passed, replace(passed, name=REBUILT, signature="own")]
 
 
 def application_ways() -> list[Way]:
@@ -247,7 +274,7 @@ async def _run(
     more: Mapping[str, object],
 ) -> T:
     more_fields = applications.reply_fields(way.kind)
-    loop.upstream = lambda: _canned(way.back or "http", way.case, more_fields)
+    loop.upstream = lambda: _canned(way, way.back or "http", more_fields)
     configuration = {**_configuration(way), **more}
     gateway = Gateway(load_text(json.dumps(configuration)))
     await gateway.start()
@@ -273,11 +300,10 @@ class _Varying(canned.Http):
         self._transport.write(self._first + self._more_fields() + self._rest)
 
 
-def _canned(carrier: str, case: Case, more_fields: Callable[[], bytes] = bytes) -> asyncio.Protocol:
+def _canned(way: Way, carrier: str, more_fields: Callable[[], bytes] = bytes) -> asyncio.Protocol:
     if carrier == "grpc":
-        return canned.Grpc(messages.grpc_reply(case).body)
-    reply = messages.binary_reply(case)
-    return _Varying(reply, more_fields)
+        return canned.Grpc(messages.grpc_reply(way.case).body)
+    return _Varying(way.reply, more_fields)
 
 
 def _configuration(way: Way) -> dict[str, object]:
@@ -293,14 +319,17 @@ def _configuration(way: Way) -> dict[str, object]:
         found["models"] = {way.case.model: {"signature": messages.signature(way.case)}}
     if way.back is None:
         return found | {"models": noop.models(way.case)}
-    return found | _upstream(way.back, probe="1h")
+    return found | _upstream(way, probe="1h")
 
 
-def _upstream(carrier: str, probe: str) -> dict[str, object]:
+def _upstream(way: Way, probe: str) -> dict[str, object]:
     """Return the upstream of a configuration, with the time between two probes."""
+    options = {"dialect": "unknown"} if way.server == "oip" else {}
+    if way.signature:
+        options["signature"] = way.signature
     server = {
-        "url": f"oip+{carrier}://127.0.0.1:9",
-        "options": {"dialect": "unknown"},
+        "url": f"{way.server}+{way.back}://127.0.0.1:9",
+        "options": options,
         "probe": {"interval": probe},
     }
     return {"upstreams": {"server": server}}
@@ -372,7 +401,7 @@ class Bench:
         """Replace the upstreams, routes and layers of the gateway; return what changed."""
         changed = {**self._configuration, "policies": {"timeout": "59s"}}
         if self.way.back is not None:
-            changed |= _upstream(self.way.back, probe="2h")
+            changed |= _upstream(self.way, probe="2h")
         return await self._gateway.reload(load_text(json.dumps(changed)))
 
     def load(self) -> Step:
@@ -429,7 +458,7 @@ class Bench:
         call, answer = self._call(), self._answer()
         # As the client received them: each has its own id.
         wire = itertools.cycle(wires)
-        server = partial(_canned, carrier, self.way.case)
+        server = partial(_canned, self.way, carrier)
         return {
             "encode_call": called(lambda: codec.encode_call(self._call())),
             "client": awaited(lambda: client.send(next(wire), deadline=time.monotonic() + 30)),
@@ -518,6 +547,6 @@ class Bench:
         if self.way.back == "grpc":
             message = messages.grpc_reply(self.way.case).body
             return lambda: GrpcResponse((memoryview(message),))
-        reply = messages.binary_reply(self.way.case)
+        reply = self.way.reply
         headers = Headers(reply.fields)
         return lambda: HttpResponse(200, headers, (memoryview(reply.body),))

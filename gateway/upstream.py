@@ -305,10 +305,12 @@ class Upstream(Generic[Q, A]):
             has_begun = False
             async for part in responses:
                 for response in (part,) if splitter is None else splitter.receive(part):
-                    yield await self._item(call, response, goes_on=has_begun)
-                    has_begun = splitter is not None
+                    if self._codec.is_item(call, response):
+                        yield await self._item(call, response, goes_on=has_begun)
+                        has_begun = splitter is not None
             for response in () if splitter is None else splitter.end():
-                yield await self._item(call, response, goes_on=has_begun)
+                if self._codec.is_item(call, response):
+                    yield await self._item(call, response, goes_on=has_begun)
             code = OK
         except errors.GatewayError as error:
             code = code_of(error)

@@ -399,6 +399,10 @@ class Codec(abc.ABC, Generic[Q, A]):
         """Return the error in an upstream's response, with it as origin; None for a success."""
         return None
 
+    def is_item(self, _call: StreamInferRequest, _wire: A, /) -> bool:
+        """Return whether one response of an upstream's stream is an item; others are left out."""
+        return True
+
     def decode_item(self, call: StreamInferRequest, wire: A, /) -> InferResponse:
         """Read one response of an upstream's stream; raises as `decode_reply`."""
         if self.calls.get(type(call), _NOT_HANDLED).decode_reply is None:

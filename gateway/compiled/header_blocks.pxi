@@ -641,6 +641,8 @@ cdef object _read_response_head(list fields):
                 coding = _ascii(value, value_size).lower()
             elif _is(name, name_size, b"grpc-retry-pushback-ms", 22):
                 return None
+            elif _is(name, name_size, b"grpc-status-details-bin", 23):
+                return None
             continue
         if name_size >= 4 and not memcmp(name + name_size - 4, b"-bin", 4):
             return None

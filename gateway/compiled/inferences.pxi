@@ -7,7 +7,7 @@ cdef class _RequestDecoder:
     cdef object _wire, _headers, _plain_parameters, _fields_like, _length_key
     cdef Py_ssize_t _headers_at, _body, _rest, _deadline, _client, _cached
     cdef Py_ssize_t _fields_metadata, _fields_id, _fields_length
-    cdef Py_ssize_t _parsed_parameters, _parsed_outputs, _parsed_form
+    cdef Py_ssize_t _parsed_parameters, _parsed_outputs, _parsed_form, _parsed_unknown, _origin_unknown
     cdef Py_ssize_t _model, _context, _inputs, _outputs, _id, _sequence, _priority, _timeout, _parameters
     cdef Py_ssize_t _metadata, _request_id, _call_deadline, _origin, _call_client
     cdef Py_ssize_t _origin_wire, _origin_form, _has_bytes
@@ -36,6 +36,7 @@ cdef class _RequestDecoder:
         self._fields_length = _offset(fields, "json_bytes")
         self._parsed_parameters, self._parsed_form = _offset(parsed, "parameters"), _offset(parsed, "form")
         self._parsed_outputs = _offset(parsed, "outputs")
+        self._parsed_unknown, self._origin_unknown = _offset(parsed, "unknown"), _offset(Origin, "unknown")
         self._model, self._context = _offset(InferRequest, "model"), _offset(InferRequest, "context")
         self._inputs, self._outputs = _offset(InferRequest, "inputs"), _offset(InferRequest, "outputs")
         self._id, self._sequence = _offset(InferRequest, "id"), _offset(InferRequest, "sequence")
@@ -98,6 +99,7 @@ cdef class _RequestDecoder:
         _set_field(origin, self._origin_wire, wire)
         _set_field(origin, self._origin_form, _field(parsed, self._parsed_form))
         _set_field(origin, self._has_bytes, has_bytes)
+        _set_field(origin, self._origin_unknown, _field(parsed, self._parsed_unknown))
         context = _copy_of(self._context_like)
         own_id = _field(fields, self._fields_id)
         _set_field(context, self._metadata, _field(fields, self._fields_metadata))

@@ -64,12 +64,14 @@ class Call(Struct, Generic[R], frozen=True, kw_only=True):
         """Return a copy with *fields* changed and without the wire origin.
 
         The origin no longer matches the changed call, and codecs forward an origin unchanged.  A
-        whole message stays where only its model is another one, which codecs write into it, and a
-        refusal stays.
+        whole message and what the common form lacks stay where only the model is another one, which
+        codecs write into them, and a refusal stays.
         """
         context = fields.get("context", self.context)
         origin = context.origin
-        if origin is not None and not (origin.whole and fields.keys() <= _ROUTED):
+        if origin is not None and not (
+            (origin.whole or origin.unknown) and fields.keys() <= _ROUTED
+        ):
             kept = None if origin.refusal is None else origin.rewritten()
             fields["context"] = replace(context, origin=kept)
         return replace(self, **fields)
@@ -330,7 +332,8 @@ class InferResponse(IgnoresOrigin, frozen=True, kw_only=True):
     def changed(self, **fields: Any) -> InferResponse:
         """Return a copy with *fields* changed; the wire origin is left out as in `Call.changed`."""
         origin = self.origin
-        if origin is None or not origin.whole or not fields.keys() <= _ROUTED:
+        is_kept = origin is not None and (origin.whole or origin.unknown)
+        if not is_kept or not fields.keys() <= _ROUTED:
             fields.setdefault("origin", None)
         return replace(self, **fields)
 
@@ -380,6 +383,12 @@ class InferRequest(Call[InferResponse], frozen=True, kw_only=True):
             if output.shared is not None:
                 return True
         return False
+
+    @property
+    def has_unknown(self) -> bool:
+        """Whether its message has what the common form lacks: such requests may differ by that."""
+        origin = self.context.origin
+        return origin is not None and origin.unknown != b""
 
 
 class StreamInferRequest(Call[AsyncIterator[InferResponse]], frozen=True, kw_only=True):

@@ -183,6 +183,8 @@ class Origin(Struct, frozen=True):
         refusal: The error of a message that only such a server reads, for a call to any other
             target: the call has no tensors.
         recorded: What recordings keep of `wire`, where that names a person; None for all of it.
+        unknown: Members or fields of the message that the common form lacks, as a codec of the same
+            name writes them into a message that it writes anew.
     """
 
     codec: str
@@ -192,10 +194,16 @@ class Origin(Struct, frozen=True):
     whole: str = ""
     refusal: Any = None
     recorded: Any = None
+    unknown: bytes = b""
 
     def rewritten(self) -> Origin:
         """Return a copy that is not whole: the message must be written anew."""
         return replace(self, whole="")
+
+
+def unknown_of(origin: Origin | None, codec: str) -> bytes:
+    """Return what a message of *codec* has that the common form lacks; b"" for any other."""
+    return b"" if origin is None or origin.codec != codec else origin.unknown
 
 
 class Client(Struct, frozen=True):

@@ -374,7 +374,7 @@ def _with_data(digest: _Digest, call: InferRequest) -> bytes:
 
 
 def _is_cacheable(call: InferRequest) -> bool:
-    if call.sequence is not None or call.batch_size is not None:
+    if call.sequence is not None or call.batch_size is not None or call.has_unknown:
         return False
     if any(isinstance(tensor.data, _NOT_STORED) for tensor in call.inputs):
         return False

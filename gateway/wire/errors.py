@@ -6,8 +6,10 @@ A protocol whose statuses differ changes single entries, or has its own tables i
 
 import math
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final
 
+from gateway.ir.calls import Call
+from gateway.ir.context import Origin
 from gateway.ir.errors import (
     ERROR_CLASSES,
     ErrorCode,
@@ -17,6 +19,7 @@ from gateway.ir.errors import (
     QuotaExceeded,
     RateExceeded,
 )
+from gateway.ir.limits import MessageLimits
 from gateway.wire.grpc import GrpcStatus
 
 HTTP_REDIRECT: Final = 307
@@ -109,6 +112,8 @@ TRACEBACK: Final = "Traceback (most recent call last):"
 _WITHOUT_REASON: Final = "the upstream failed and gave a traceback without a reason"
 _CLIENT_ERRORS: Final = range(400, 500)
 _ERRORS: Final = range(400, 600)
+SUCCESSES: Final = range(200, 300)
+"""HTTP statuses of a success."""
 
 
 class SlashAtEnd(NotFound):
@@ -197,6 +202,20 @@ def error_class_of_grpc(status: GrpcStatus) -> type[GatewayError]:
 def is_error_status(status: int) -> bool:
     """Return whether an upstream's HTTP status may go to a client as the status of an error."""
     return status in _ERRORS
+
+
+def passed_failure(call: Call[Any], error: GatewayError, limits: MessageLimits) -> Origin | None:
+    """Return the response with the error of a server, to a message that was sent on.
+
+    None for all others, for long ones, and for those with the traceback of a program.
+    """
+    own, found = call.context.origin, error.origin
+    if own is None or found is None or not own.whole or found.whole != own.whole:
+        return None
+    body = bytes(found.wire.view)
+    if not body or len(body) > limits.error_text_bytes or TRACEBACK.encode() in body:
+        return None
+    return found
 
 
 def clip(text: str, limit_bytes: int) -> str:

@@ -19,10 +19,11 @@ _END: Final = re.compile(_LINE_END + rb"(?:\r\n|\n|\r)")
 _LONGEST_END: Final = 4
 _LINES: Final = re.compile(_LINE_END)
 _DATA: Final = b"data:"
+_COMMENT: Final = b":"
 
 
 class Event(HttpResponse, frozen=True, kw_only=True):
-    """The data of an event, as a response.
+    """The data of an event, as a response; of a comment none.
 
     Attributes:
         whole: The event as it came, with the headers of its stream.
@@ -36,10 +37,12 @@ class EventSplitter(PartsSplitter):
 
     Args:
         limits: `json_bytes` is the limit on one event.
+        has_comments: Comments are events, too.
     """
 
-    def __init__(self, limits: MessageLimits) -> None:
+    def __init__(self, limits: MessageLimits, *, has_comments: bool = False) -> None:
         super().__init__(limits, "an event")
+        self._has_comments = has_comments
         self._searched = 0
         self._headers = Headers()
 
@@ -77,12 +80,12 @@ class EventSplitter(PartsSplitter):
         return last or super().end()
 
     def _events(self, text: bytes, end: int) -> list[HttpResponse]:
-        """Return the event that is the *text* up to *end*; none if it is only comments."""
+        """Return the event that is the *text* up to *end*; none if it is only other fields."""
         data = event_data(text[:end])
-        if data is None:
+        if data is None and not (self._has_comments and text.lstrip().startswith(_COMMENT)):
             return []
         came = HttpResponse(_OK, self._headers, (text,))
-        return [Event(_OK, _JSON_HEADERS, (data,), whole=came)]
+        return [Event(_OK, _JSON_HEADERS, (data or b"",), whole=came)]
 
 
 def is_event_stream(part: HttpResponse) -> bool:

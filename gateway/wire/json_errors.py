@@ -81,14 +81,14 @@ class JsonErrorReader:
         """
         document = short_document(wire.view)
         text = text or self._text_in(document, wire, limits.error_text_bytes)
-        status = wire.status
+        status, whole = wire.status, self.codec if self.passes else ""
         if self.no_error and not is_error_status(status):
             return UpstreamProtocolError(
                 f"upstream responded with HTTP status {status}: {self.no_error.format(text)}",
                 model=model,
+                origin=Origin(self.codec, wire, whole=whole) if whole else None,
             )
         kind = _text_at(document, self.kind) or ""
-        whole = self.codec if self.passes else ""
         origin = Origin(self.codec, wire, kind[:_KIND] or None, whole=whole)
         return self.error_class(model, status, kind, text)(text, model=model, origin=origin)
 

@@ -22,6 +22,9 @@ CONTENT_HEADERS: Final = frozenset({"accept", _KIND})
 # What a hop writes itself, besides the fields of a message or a connection.
 _OF_THE_SERVER: Final = frozenset({"date", "server", "set-cookie", "x-request-id"})
 _JSON_TYPE: Final = "application/json"
+# Of JSON, in any encoding; b"" after blanks alone.
+_STARTS: Final = frozenset({b"", b"{", b"[", b'"', b"\0", b"\xef", b"\xfe", b"\xff"})
+_SHOWN: Final = 64
 _JSON: Final = frozenset({"", _JSON_TYPE})
 _UTF_8: Final = frozenset({"", "utf-8", "utf8", "us-ascii"})
 
@@ -60,7 +63,7 @@ def passed_response(reply: Origin, kept: AbstractSet[str] = frozenset()) -> Http
     It has all headers but those of a hop, of a connection or of the gateway; and those *kept*.
     """
     wire: HttpResponse = reply.wire
-    pairs = [pair for pair in wire.headers.pairs if pair[0].lower() in kept or _is_passed(pair)]
+    pairs = [pair for pair in wire.headers.pairs if pair[0].lower() in kept or is_passed(pair)]
     return HttpResponse(wire.status, Headers(pairs), wire.body)
 
 
@@ -97,7 +100,8 @@ def passed_error_of(
     return None if own is None else passed_error(error, own.whole, limits)
 
 
-def _is_passed(pair: tuple[str, str]) -> bool:
+def is_passed(pair: tuple[str, str | bytes]) -> bool:
+    """Return whether a header or metadata of a server reaches the client."""
     name = pair[0].lower()
     if name == _KIND:
         return True
@@ -124,6 +128,8 @@ class JsonMessages:
         others: Content types that no reader can take for JSON, of texts in UTF-8; None for all
             other ones, of bytes.
         has_words: Readers read NaN and infinities.
+        is_always_json: Servers read JSON, whatever the content type of a request is.
+        of_json: Content types of JSON, where all other ones are of bytes.
     """
 
     def __init__(
@@ -132,19 +138,23 @@ class JsonMessages:
         others: frozenset[str] | None = frozenset(),
         *,
         has_words: bool = False,
+        is_always_json: bool = False,
+        of_json: frozenset[str] = frozenset({_JSON_TYPE}),
     ) -> None:
         self._limits = limits
         self._others = others
         self._has_words = has_words
+        self._is_always_json = is_always_json
+        self._of_json = of_json
 
     def is_plain(self, wire: HttpRequest | HttpResponse, /) -> bool:
         """Return whether all readers of a message read the same."""
-        given = [value for name, value in wire.headers.pairs if name.lower() == _KIND]
+        given = {value for name, value in wire.headers.pairs if name.lower() == _KIND}
         if len(given) > 1:
             return False
         kind, _, rest = "".join(given).lower().partition(";")
         kind = kind.strip()
-        if self._others is None and kind != _JSON_TYPE:
+        if self._others is None and kind not in self._of_json:
             return True
         charset = rest.partition("charset=")[2].strip(" \"'")
         if charset.partition(";")[0].strip(" \"'") not in _UTF_8:
@@ -152,7 +162,7 @@ class JsonMessages:
         try:
             if self._others is not None and kind in self._others:
                 str(wire.view, "utf-8")
-            elif kind in _JSON:
+            elif kind in _JSON or self._is_always_json:
                 words = self._has_words
                 check_same_to_all(wire.view, "the body", self._limits, has_words=words)
             else:
@@ -162,8 +172,15 @@ class JsonMessages:
         return True
 
     def is_plain_reply(self, _request: HttpRequest, wire: HttpResponse, /) -> bool:
-        """Return whether all readers of a response read the same."""
-        return self.is_plain(wire)
+        """Return whether all readers of a response read the same.
+
+        An empty one says nothing, and no reader takes a text of another type for JSON.
+        """
+        if not wire.view.nbytes or self.is_plain(wire):
+            return True
+        kind = (wire.headers.get(_KIND) or _JSON_TYPE).lower()
+        start = bytes(wire.view[:_SHOWN]).lstrip()[:1]
+        return not kind.startswith(_JSON_TYPE) and start not in _STARTS
 
     def passed(self, reply: Origin, /) -> HttpResponse:
         """Return the response of a server as the client gets it."""

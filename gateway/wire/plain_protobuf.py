@@ -16,9 +16,10 @@ from gateway.ir.calls import Call
 from gateway.ir.context import Origin
 from gateway.ir.errors import GatewayError
 from gateway.ir.limits import MessageLimits
-from gateway.wire.errors import TRACEBACK
-from gateway.wire.grpc import GrpcRequest, GrpcResponse
+from gateway.wire.errors import TRACEBACK, passed_failure
+from gateway.wire.grpc import GrpcRequest, GrpcResponse, Metadata
 from gateway.wire.http import Buffer
+from gateway.wire.opaque import is_passed
 from gateway.wire.protobuf import (
     I32,
     I64,
@@ -52,6 +53,7 @@ _ENDS: Final = {
     **dict.fromkeys((FieldDescriptor.TYPE_INT32, FieldDescriptor.TYPE_ENUM), 1 << 31),
 }
 _REPEATED: Final = 3
+_DETAILS: Final = "grpc-status-details-bin"
 _NEGATIVE: Final = (1 << 64) - (1 << 31)
 
 
@@ -130,7 +132,29 @@ class ProtobufMessages:
 
     def passed(self, reply: Origin, /) -> GrpcResponse:
         """Return the response of a server as the client gets it."""
-        return GrpcResponse(reply.wire.message)
+        return GrpcResponse(reply.wire.message, metadata=passed_metadata(reply.wire))
+
+
+def passed_metadata(response: GrpcResponse, most_bytes: int | None = None) -> Metadata:
+    """Return the trailing metadata of a server as the client gets it.
+
+    Args:
+        response: The response of the server.
+        most_bytes: Of a value of an error, which may also have no traceback; None for any value.
+    """
+    return tuple(
+        [
+            (name, value)
+            for name, value in response.metadata
+            if (name == _DETAILS or is_passed((name, value)))
+            and (most_bytes is None or _is_short(value, most_bytes))
+        ]
+    )
+
+
+def _is_short(value: str | bytes, most_bytes: int) -> bool:
+    text = value.encode() if isinstance(value, str) else value
+    return len(text) <= most_bytes and TRACEBACK.encode() not in text
 
 
 def _is_plain(view: memoryview, message: Descriptor, counter: FieldCounter) -> bool:
@@ -166,17 +190,12 @@ def _is_plain_value(field: _Known, value: Any, counter: FieldCounter) -> bool:
 def passed_message(
     call: Call[Any], error: GatewayError, limits: MessageLimits
 ) -> GrpcResponse | None:
-    """Return the response with the error of a server, to a message that was sent on.
-
-    None for all others, for long ones, and for those with the traceback of a program.
-    """
-    own, found = call.context.origin, error.origin
-    if own is None or found is None or not own.whole or found.whole != own.whole:
+    """Return the response with the error of a server, to a message that was sent on."""
+    found = passed_failure(call, error, limits)
+    if found is None:
         return None
-    body = bytes(found.wire.view)
-    if not body or len(body) > limits.error_text_bytes or TRACEBACK.encode() in body:
-        return None
-    return GrpcResponse(found.wire.message)
+    metadata = passed_metadata(found.wire, limits.error_text_bytes)
+    return GrpcResponse(found.wire.message, metadata=metadata)
 
 
 def with_texts(view: memoryview, texts: Mapping[int, str]) -> list[bytearray | memoryview]:

@@ -11,6 +11,7 @@ from gateway.ir.errors import GatewayError
 from gateway.ir.limits import MessageLimits
 from gateway.wire.errors import clip, strip_traceback
 from gateway.wire.grpc import GrpcResponse, GrpcStatus
+from gateway.wire.plain_protobuf import passed_metadata
 
 
 def message_of(error: GatewayError, _limit_bytes: int) -> str:
@@ -23,7 +24,8 @@ class StatusErrorForm:
     """How errors stand in the status of one protocol over gRPC.
 
     Attributes:
-        codec: The codec of the protocol. An error of a server of it keeps status and text.
+        codec: The codec of the protocol. An error of a server of it keeps status, text and
+            metadata.
         status: Returns the status of an error.
         error_class: Returns the class of a server's error from its status and text.
         text: Returns the text of an error, from the error and the limit of its bytes.
@@ -43,9 +45,10 @@ class StatusErrorForm:
             and isinstance(origin.wire, GrpcResponse)
         ):
             status, text = origin.wire.status, strip_traceback(origin.wire.details)
-        else:
-            status, text = self.status(error), self.text(error, limit_bytes)
-        return GrpcResponse(status=status, details=clip(text, limit_bytes))
+            metadata = passed_metadata(origin.wire, limit_bytes)
+            return GrpcResponse((), status, clip(text, limit_bytes), metadata)
+        details = clip(self.text(error, limit_bytes), limit_bytes)
+        return GrpcResponse(status=self.status(error), details=details)
 
     def read(self, model: ModelRef | None, wire: GrpcResponse) -> GatewayError | None:
         """Return the error of an upstream's status, with its response as origin; None for OK.

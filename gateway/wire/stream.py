@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from gateway.ir.context import NO_CLIENT, Client
 from gateway.ir.errors import GatewayError
-from gateway.wire.http import Buffer, size_of
+from gateway.wire.http import Buffer, size_of, view_of
 
 
 class Frame(Struct, frozen=True):
@@ -26,6 +26,11 @@ class Frame(Struct, frozen=True):
     deadline: float | None = None
     extra_bytes: int = 0
     client: Client = NO_CLIENT
+
+    @property
+    def view(self) -> memoryview:
+        """The payload in one piece; joins its buffers if there are several."""
+        return view_of(self.payload)
 
     @property
     def size_bytes(self) -> int:

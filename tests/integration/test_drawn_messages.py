@@ -21,6 +21,7 @@ from gateway.registry import protocol
 from gateway.upstream import Upstream
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
+from gateway.wire.stream import Frame
 from tests.integration.drawn_messages import (
     Schema,
     damaged,
@@ -38,13 +39,16 @@ from tests.integration.drawn_messages import (
 from tests.integration.test_whole_messages import before
 from tests.integration.whole_messages import (
     JSON,
+    PLAIN,
     WAYS,
     Answer,
     RecordingServer,
     Sent,
     Way,
+    frame_of,
     recording,
     sending,
+    sent_of,
 )
 
 pytestmark = pytest.mark.asyncio
@@ -58,13 +62,18 @@ COUNTS = [pytest.param(0, id="few"), pytest.param(1, id="all", marks=pytest.mark
 
 
 def schema_of(way: Way, path: str) -> Schema | tuple[None, None]:
-    """Return the messages of a method of gRPC."""
-    return schemas(way.url.partition("+")[0]).get(path, (None, None))
+    """Return the messages of a method of gRPC or brpc."""
+    return schemas(way.url.partition("+")[0]).get(path.replace("Brpc", ""), (None, None))
+
+
+def is_proto(way: Way, kind: str) -> bool:
+    """Return whether a body is a message of protobuf, neither compressed nor with an attachment."""
+    return way.schema is not None and kind in (JSON, PLAIN)
 
 
 def drawn(rng: Random, way: Way, sent: Sent) -> Sent:
     """Return a message with more than the gateway reads, in other words."""
-    if way.url.endswith("grpc"):
+    if is_proto(way, sent.kind):
         return sent._replace(body=drawn_proto(rng, sent.body, schema_of(way, sent.path)[0]))
     if sent.headers:
         ((name, text),) = sent.headers
@@ -81,11 +90,13 @@ class DrawnServer(RecordingServer):
         """Return a response that says more than the gateway reads."""
         found = super().answer(sent)
         rng = Random(zlib.crc32(sent.body + sent.path.encode()))  # noqa: S311
-        if self.way.url.endswith("grpc"):
-            if found.status:
-                return found
+        if found.status and self.way.schema:
+            return found
+        if is_proto(self.way, found.kind):
             schema = schema_of(self.way, sent.path)[1]
             return found._replace(body=drawn_proto(rng, found.body, schema))
+        if self.way.carrier != "http":
+            return found
         headers = [("x-own", "a"), ("x-own", "b c"), ("etag", '"1"'), ("cache-control", "no-store")]
         rng.shuffle(headers)
         body = drawn_json(rng, found.body) if found.kind == JSON else found.body
@@ -135,6 +146,7 @@ class _Client:
     """A client transport to a server that only keeps what it gets."""
 
     def __init__(self, way: Way) -> None:
+        self._way = way
         self._server = RecordingServer(way)
         self.seen: list[Any] = []
 
@@ -144,6 +156,8 @@ class _Client:
         return await found if asyncio.iscoroutine(found) else found
 
     def _response(self, wire: Any) -> Any:
+        if isinstance(wire, Frame):
+            return frame_of(self._way, self._server.answer(sent_of(self._way, wire)))
         body = bytes(wire.view)
         if isinstance(wire, GrpcRequest):
             answer = self._server.answer(Sent("POST", wire.method, body))
@@ -174,7 +188,7 @@ def _codec(way: Way, options: Mapping[str, Any]) -> Any:
 
 def odd(rng: Random, way: Way, sent: Sent) -> Sent:
     """Return a message that readers may read differently."""
-    if way.url.endswith("grpc"):
+    if is_proto(way, sent.kind):
         return sent._replace(body=odd_proto(rng, sent.body, schema_of(way, sent.path)[0]))
     if sent.headers and rng.random() < 0.8:
         ((name, text),) = sent.headers
@@ -187,8 +201,10 @@ def odd(rng: Random, way: Way, sent: Sent) -> Sent:
 def wire_of(way: Way, sent: Sent) -> Any:
     """Return a message as a transport gives it to a frontend."""
     body = (memoryview(sent.body),)
-    if way.url.endswith("grpc"):
+    if way.carrier == "grpc":
         return GrpcRequest(sent.path, body)
+    if way.carrier != "http":
+        return frame_of(way, sent, correlation=7)
     path, _, query = sent.path.partition("?")
     return HttpRequest(
         sent.method, path, query, Headers((("content-type", sent.kind), *sent.headers)), body
@@ -231,8 +247,12 @@ def _check_readers(way: Way, wire: Any) -> None:
         if key.lower() == "nv-inferrequest":
             first, last = [read_text(text, is_first=each) for each in (True, False)]
             assert first == last, text
-    if isinstance(wire, GrpcRequest):
-        message = schema_of(way, wire.method)[0]
+    sent = sent_of(way, wire) if isinstance(wire, Frame) else None
+    if sent is not None and not is_proto(way, sent.kind):
+        return
+    if sent is not None or isinstance(wire, GrpcRequest):
+        message = schema_of(way, wire.method if sent is None else sent.path)[0]
+        body = body if sent is None else sent.body
         assert message is not None
         first, last = [read_proto(body, message, is_first=each) for each in (True, False)]
         assert first == last, body

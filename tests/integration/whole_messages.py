@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,11 @@ from google.protobuf.message import Message
 from multidict import CIMultiDict
 from yarl import URL
 
+from gateway.api.protocol import StreamBinding
+from gateway.ir.limits import DEFAULT_LIMITS
+from gateway.protocols.graphpipe import flatbuffer_writer
+from gateway.protocols.grps.brpc.framing import frame_bytes, split_frame
+from gateway.registry import protocol
 from gateway.schema import (
     grps_pb2,
     seldon_pb2,
@@ -24,6 +30,8 @@ from gateway.schema import (
     torchserve_inference_pb2,
 )
 from gateway.schema import tensorrt_v1_pb2 as pb
+from gateway.schema.baidu_std_pb2 import RpcMeta
+from gateway.wire.stream import Frame
 from tests.cases.graphpipe_http import METADATA_REQUEST
 from tests.cases.graphpipe_oracle import (
     PlainMetadata,
@@ -40,9 +48,11 @@ _TORCHSERVE = "/org.pytorch.serve.grpc.inference.InferenceAPIsService/"
 _TRTIS = "/nvidia.inferenceserver.GRPCService/"
 _TFS = "/tensorflow.serving.PredictionService/"
 _SSE = "text/event-stream; own=1"
-# Halves of a character, other line ends, no index, members of its own, and an event of no text.
+# Comments, halves of a character, other line ends, no index, members of its own, and an event of no
+# text.
 _EVENT = b'data: {"id":"own","error":null,"choices":[{"text":"\\ud83d","own":1}]}\n\n'
-_EVENTS = _EVENT + (
+_EVENTS = (
+    b": ping\n\n" + _EVENT + b": ping 2\r\n: own\r\n\r\n"
     b'event: own\r\nid: 7\r\ndata: {"choices":[{"text":"\\ude00","finish_reason":"own"}]}\r\n\r\n'
     b'data: {"own":[1.50]}\r\rdata: [DONE]'
 )
@@ -60,12 +70,12 @@ class Sent(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """One response of a server, or what a client received."""
+    """One response of a server, or what a client received; its metadata are `headers`, too."""
 
     status: int
     body: bytes
     kind: str = JSON
-    headers: tuple[tuple[str, str], ...] = ()
+    headers: tuple[tuple[str, Any], ...] = ()
 
 
 def post(path: str, body: bytes, kind: str = JSON) -> Sent:
@@ -96,6 +106,11 @@ class Way:
     at_server: Mapping[str, str] = field(default_factory=dict)
     schema: type[Message] | None = None
     renamed: Callable[[bytes, str], bytes] = lambda body, _name: body
+
+    @property
+    def carrier(self) -> str:
+        """Its carrier: "http", "grpc", or the name of a byte stream."""
+        return self.url.partition("+")[2]
 
 
 def _predict(**fields: Any) -> bytes:
@@ -213,6 +228,12 @@ TFS_MESSAGES = {
     "members of its own": post(
         "/v1/models/m:predict", b'{"instances": [[1.0, 2.50]], "own": {"a": [1, {"b": null}]}}'
     ),
+    "type of curl": post(
+        "/v1/models/m:predict",
+        b'{"instances": [1.0], "own": 1}',
+        "application/x-www-form-urlencoded",
+    ),
+    "redirected": post("/v1/models/m:predict", b'{"instances": ["redirected"]}'),
     "columns": post("/v1/models/m:predict", b'{"inputs":{"x":[1.0],"y":[[2]]} , "own": 1}'),
     "signature": post(
         "/v1/models/m:predict", b'{"signature_name":"predict_images","instances":[{"x":"a"}]}'
@@ -237,6 +258,7 @@ WAYS: dict[str, Way] = {
                 200, b'{ "predictions": [1.0, "own"], "own": [] }', headers=(("x-own", "y"),)
             ),
             b"refused": Answer(400, b'{ "error": "refused", "own": 1 }'),
+            b"redirected": Answer(307, b"", "", (("location", "/other"),)),
             b"classify": Answer(200, b'{"results": [[["a", 0.5]]]}'),
             b"metadata": Answer(
                 200, b'{"model_spec":{"name":"m"},"metadata":{"signature_def":{"a":1,"b":2}}}'
@@ -252,10 +274,14 @@ WAYS: dict[str, Way] = {
             ),
             "parameters": post("/v1/models/m:predict", b'{"inputs": "text", "parameters": {}}'),
             "explain": post("/v1/models/m:explain", b'{"instances": [[1]]}'),
+            "bytes": post("/v1/models/m:predict", b"\xff\xd8\0", "image/jpeg"),
+            "empty reply": post("/v1/models/m:predict", b'{"instances": ["nothing"]}'),
             "ready": Sent("GET", "/v1/models/m", b""),
         },
         {
             b"": Answer(200, b'{"predictions": {"own": 1}, "own": 2}'),
+            b"nothing": Answer(204, b"", ""),
+            b"\xff\xd8": Answer(200, b"own text", "text/plain"),
             b"GET": Answer(200, b'{"name":"m","ready":true,"own":1}'),
         },
         {"dialect": "kserve"},
@@ -277,9 +303,13 @@ WAYS: dict[str, Way] = {
             ),
         },
         {
-            b"": Answer(0, _prediction()),
+            b"": Answer(0, _prediction(), headers=(("x-own", "y"), ("x-own-bin", b"\0\xff"))),
             b"Classify": Answer(0, _classified()),
-            b"Regress": Answer(9, b"signature own is none of regress"),
+            b"Regress": Answer(
+                9,
+                b"signature own is none of regress",
+                headers=(("grpc-status-details-bin", b"\x08\x09\x12\x03own"), ("x-own", "y")),
+            ),
             b"GetModelMetadata": Answer(0, _metadata(is_answer=True)),
             b"GetModelStatus": Answer(0, _status(is_answer=True)),
         },
@@ -300,13 +330,18 @@ WAYS: dict[str, Way] = {
             ),
             "explanation": post("/explanations/m", b"[1]"),
             "error": post("/predictions/m", b'{"data": "refused"}'),
+            "redirected": post("/predictions/m", b'["redirected"]'),
+            "description": Sent("OPTIONS", "/predictions/m", b""),
         },
         {
             b"": Answer(200, b'{"own": ["a", {"b": 1}]}', headers=(("x-own", "y"),)),
             b"refused": Answer(
                 500, b'{ "code": 500, "type": "InternalServerException", "message": "refused" }'
             ),
+            b"redirected": Answer(307, b"", "", (("location", "/other"),)),
+            b"OPTIONS": Answer(200, b'{ "openapi": "3.0.1", "own": {"/predictions/m": 1} }'),
         },
+        rebuilt=("description",),
     ),
     "torchserve.grpc": Way(
         "torchserve+grpc",
@@ -335,9 +370,13 @@ WAYS: dict[str, Way] = {
             "nan": post("/invocations", b'{"inputs": [NaN, 1e400]}'),
             "csv": post("/invocations", b"a,b\n1,\n,x\n", "text/csv"),
             "error": post("/invocations", b'{"inputs": ["refused"]}'),
+            "accepted": post("/invocations", b'{"inputs": ["accepted"]}'),
+            "redirected": post("/invocations", b'{"inputs": ["redirected"]}'),
         },
         {
             b"": Answer(200, b'{"predictions": [{"own": "a"}, 1]}'),
+            b"accepted": Answer(202, b"own text", "text/plain; charset=utf-8"),
+            b"redirected": Answer(307, b"", "", (("location", "/other"),)),
             b"refused": Answer(400, b'{"error_code": "BAD_REQUEST", "message": "refused", "x": 1}'),
         },
     ),
@@ -595,10 +634,51 @@ WAYS |= {
         rebuilt=tuple(_GRPS_MESSAGES),
     ),
 }
+_BRPC = "/grps.protos.v1.GrpsBrpcService/Predict"
+PLAIN = "0 0"
+"""The kind of a message of brpc: how it is compressed, and the bytes of its attachment."""
+_FRAMED: Mapping[str, Sent] = {
+    key: post("", each.body, "")
+    for key, each in WAYS["graphpipe.http"].messages.items()
+    if key not in ("failure", "metadata")
+}
+WAYS |= {
+    "grps.brpc": Way(
+        "grps+brpc",
+        {
+            **{
+                key: post(_BRPC, each.body, PLAIN)
+                for key, each in WAYS["grps.grpc"].messages.items()
+            },
+            "gzip": post(_BRPC, gzip.compress(_grps(model="m", str_data="a")), "2 0"),
+            "attachment": post(_BRPC, _grps(model="m", str_data="a") + b"\0own", "0 4"),
+            "code": post(_BRPC, _grps(model="m", str_data="code"), PLAIN),
+        },
+        {
+            **{
+                key: answer._replace(kind=PLAIN)
+                for key, answer in WAYS["grps.grpc"].answers.items()
+            },
+            b"code": Answer(2004, b"own code", PLAIN),
+            b"\x1f\x8b": Answer(
+                0, gzip.compress(WAYS["grps.grpc"].answers[b""].body) + b"own", "2 3"
+            ),
+        },
+        schema=grps_pb2.GrpsMessage,
+    ),
+    "graphpipe.tcp": Way(
+        "graphpipe+tcp",
+        {**_FRAMED, "metadata": post("", METADATA_REQUEST + b"own ", "")},
+        {
+            key: answer._replace(kind="")
+            for key, answer in WAYS["graphpipe.http"].answers.items()
+            if key != b"failed"
+        },
+        rebuilt=("metadata",),
+    ),
+}
 NOT_WHOLE = (
-    "graphpipe.tcp",
-    "graphpipe.unix",
-    "grps.brpc",
+    "graphpipe.unix",  # as graphpipe.tcp
     "oip.http",
     "oip.grpc",
 )
@@ -607,6 +687,7 @@ NOT_WHOLE = (
 
 # Questions of clients, and what the gateway asks to know whether a server is there.
 _ABOUT = ("/models/", "/status/")
+_PROBE = flatbuffer_writer.METADATA_REQUEST
 _PROBES = ("/Health", "/graphpipe")
 
 
@@ -626,8 +707,13 @@ class RecordingServer:
     def answer(self, sent: Sent) -> Answer:
         """Record a request, and return its response."""
         is_get = sent.method == "GET"
-        is_probe = not sent.body or sent.path.endswith(_PROBES)
-        if any(part in sent.path.rstrip("/") for part in _ABOUT) if is_get else not is_probe:
+        is_question = sent.method == "OPTIONS"
+        is_probe = not sent.body or sent.path.endswith(_PROBES) or sent.body == _PROBE
+        if (
+            any(part in sent.path.rstrip("/") for part in _ABOUT)
+            if is_get
+            else not is_probe or is_question
+        ):
             self.seen.append(sent)
         text = b" ".join((sent.method.encode(), sent.path.encode(), sent.body))
         keys = [key for key in self.way.answers if key and key in text]
@@ -640,7 +726,7 @@ async def recording(
 ) -> AsyncIterator[RecordingServer]:
     """Run a recording server of a way."""
     found = (kind or RecordingServer)(way)
-    run = _grpc_server if way.url.endswith("grpc") else _http_server
+    run = {"grpc": _grpc_server, "http": _http_server}.get(way.carrier, _stream_server)
     async with run(found) as address:
         found.address = address
         yield found
@@ -679,6 +765,7 @@ class _AnyMethod(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no t
 
         async def handle(message: bytes, context: Any) -> bytes:
             answer = self._found.answer(Sent("POST", details.method, message))
+            context.set_trailing_metadata(answer.headers)
             if answer.status:
                 status = {code.value[0]: code for code in grpc.StatusCode}[answer.status]
                 await context.abort(status, answer.body.decode())
@@ -705,6 +792,76 @@ async def _grpc_server(found: RecordingServer) -> AsyncIterator[str]:
         await server.stop(None)
 
 
+def frame_of(way: Way, message: Sent | Answer, correlation: int | None = None) -> Frame:
+    """Return a message of a byte stream as a transport gives it to a codec."""
+    if way.carrier != "brpc":
+        return Frame((memoryview(message.body),))
+    compress, attached = map(int, message.kind.split())
+    meta, body = RpcMeta(compress_type=compress, attachment_size=attached), message.body
+    if isinstance(message, Sent):
+        _, meta.request.service_name, meta.request.method_name = message.path.split("/")
+    elif message.status:
+        meta.response.error_code, meta.response.error_text, body = (
+            message.status,
+            body.decode(),
+            b"",
+        )
+    else:
+        meta.response.error_code = 0
+    payload = b"".join(frame_bytes(meta.SerializeToString(), [body]))
+    return Frame((memoryview(payload),), correlation)
+
+
+def _parsed(way: Way, frame: Frame) -> tuple[RpcMeta, bytes, str]:
+    """Return the metadata of a frame of brpc, the bytes behind it, and their kind."""
+    if way.carrier != "brpc":
+        return RpcMeta(), bytes(frame.view), ""
+    meta, rest = split_frame(frame.view)
+    return meta, bytes(rest), f"{meta.compress_type} {meta.attachment_size}"
+
+
+def sent_of(way: Way, frame: Frame) -> Sent:
+    """Return a message of a byte stream that a server received."""
+    meta, body, kind = _parsed(way, frame)
+    request = meta.request
+    path = f"/{request.service_name}/{request.method_name}" if kind else ""
+    return Sent("POST", path, body, kind)
+
+
+def _binding(way: Way) -> StreamBinding:
+    found = protocol(way.url.partition("+")[0]).stream
+    assert found is not None
+    return found
+
+
+class _Connection(asyncio.Protocol):
+    """A connection of a byte stream to a recording server."""
+
+    def __init__(self, found: RecordingServer) -> None:
+        self._found = found
+        self._framer = _binding(found.way).server_framer(DEFAULT_LIMITS)
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        way = self._found.way
+        for frame in self._framer.receive(data):
+            answer = frame_of(way, self._found.answer(sent_of(way, frame)), frame.correlation)
+            self._transport.writelines(self._framer.send(answer))
+
+
+@asynccontextmanager
+async def _stream_server(found: RecordingServer) -> AsyncIterator[str]:
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: _Connection(found), "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()[:2]
+    try:
+        yield f"{host}:{port}"
+    finally:
+        server.close()
+
+
 def _is_own(name: str) -> bool:
     """Return whether a header is a part of the message of a request."""
     return name.lower().startswith("nv-")
@@ -719,21 +876,41 @@ _OF_A_HOP = frozenset(
 @asynccontextmanager
 async def sending(way: Way) -> AsyncIterator[Send]:
     """Yield what sends a message to a server or a gateway, and returns the response."""
-    if way.url.endswith("grpc"):
+    if way.carrier not in ("grpc", "http"):
+
+        async def send_frame(address: str, sent: Sent) -> Answer:
+            host, _, port = address.partition(":")
+            framer = _binding(way).client_framer(DEFAULT_LIMITS)
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.writelines(framer.send(frame_of(way, sent, correlation=7)))
+            async with asyncio.timeout(10):
+                while not (frames := framer.receive(await reader.read(1 << 16))):
+                    pass
+            writer.close()
+            await writer.wait_closed()
+            meta, body, kind = _parsed(way, frames[0])
+            code = meta.response.error_code
+            return Answer(code, str(meta.response.error_text).encode() if code else body, kind)
+
+        yield send_frame
+        return
+    if way.carrier == "grpc":
         channels: dict[str, Any] = {}
 
         async def send(address: str, sent: Sent) -> Answer:
             if address not in channels:
                 channels[address] = grpc.aio.insecure_channel(address)
-            call, found = channels[address].unary_stream(sent.path), []
+            call, found = channels[address].unary_stream(sent.path)(sent.body), []
             try:
                 async with asyncio.timeout(10):
-                    async for each in call(sent.body):
+                    async for each in call:
                         found.append(each)  # noqa: PERF401  # an error comes after items
-                return Answer(0, b"\n".join(found))
+                code = 0
             except grpc.aio.AioRpcError as error:
                 found.append((error.details() or "").encode())
-                return Answer(error.code().value[0], b"\n".join(found))
+                code = error.code().value[0]
+            own = [pair for pair in await call.trailing_metadata() if pair[0] not in _OF_A_HOP]
+            return Answer(code, b"\n".join(found), headers=tuple(sorted(own)))
 
         try:
             yield send
@@ -747,7 +924,11 @@ async def sending(way: Way) -> AsyncIterator[Send]:
             headers = [("content-type", sent.kind)] if sent.body else []
             url = URL(f"http://{address}{sent.path}", encoded=True)
             exchange = session.request(
-                sent.method, url, data=sent.body or None, headers=[*headers, *sent.headers]
+                sent.method,
+                url,
+                data=sent.body or None,
+                headers=[*headers, *sent.headers],
+                allow_redirects=False,
             )
             async with exchange as response:
                 own = [

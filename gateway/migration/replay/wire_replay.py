@@ -82,6 +82,10 @@ class RecordedRequests(FramingCodec[Any, Any]):
         """Read the response to *call*."""
         return self._inner.decode_reply(call, wire)
 
+    def is_item(self, call: StreamInferRequest, wire: Any, /) -> bool:
+        """Return whether one response of a stream is an item."""
+        return self._inner.is_item(call, wire)
+
     def decode_item(self, call: StreamInferRequest, wire: Any, /) -> InferResponse:
         """Read one response of a stream."""
         return self._inner.decode_item(call, wire)

@@ -38,11 +38,12 @@ _CALL_SPECIFIC = frozenset({*TRACING, REQUEST_ID})
 def row_count(call: InferRequest) -> int:
     """Return the number of rows on the batch axis of *call*; 0 if it cannot be merged.
 
-    A call in a sequence, with tensors in shared memory or elements of BYTES that are no strings,
-    without rows, or without a common batch axis cannot be merged.
+    A call in a sequence, with unknown members, with tensors in shared memory or elements of BYTES
+    that are no strings, without rows, or without a common batch axis cannot be merged.
     """
     inputs = call.inputs
-    if call.sequence is not None or call.batch_size is not None or not inputs:
+    is_single = call.sequence is not None or call.batch_size is not None or call.has_unknown
+    if is_single or not inputs:
         return 0
     rows = (inputs[0].shape or (0,))[0]
     for tensor in inputs:

@@ -23,12 +23,13 @@ from gateway.ir.calls import (
     ServerMetadataRequest,
     ServerReadyRequest,
 )
-from gateway.ir.context import Context, Origin
+from gateway.ir.context import Context, ModelRef, Origin
 from gateway.ir.errors import (
     GatewayError,
     MalformedMessage,
     NotFound,
     TooLarge,
+    Unsupported,
 )
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
 from gateway.ir.metadata import ModelMetadata
@@ -42,7 +43,8 @@ from gateway.protocols.graphpipe.flatbuffer_writer import (
 from gateway.protocols.graphpipe.messages import open_request
 from gateway.protocols.graphpipe.options import read_options
 from gateway.protocols.graphpipe.translate import UpstreamFault
-from gateway.wire.http import Buffer, view_of
+from gateway.wire.errors import passed_failure
+from gateway.wire.http import Buffer
 from gateway.wire.stream import Frame
 
 NAME: Final = "graphpipe.stream"
@@ -188,6 +190,22 @@ class SizePrefixFramer:
         return size
 
 
+class FlatbufferFrames:
+    """How messages pass: positions in a buffer leave readers no choice, and all were checked."""
+
+    def is_plain(self, _wire: Frame, /) -> bool:
+        """Return True: all readers of a request read the same."""
+        return True
+
+    def is_plain_reply(self, _request: Frame, _wire: Frame, /) -> bool:
+        """Return False: a response that cannot be read does not pass."""
+        return False
+
+    def passed(self, reply: Origin, /) -> Frame:
+        """Return the response of a server as the client gets it."""
+        return Frame(reply.wire.payload)
+
+
 class GraphPipeStreamCodec(Codec[Frame, Frame]):
     """GraphPipe over byte streams, in both directions.
 
@@ -201,6 +219,7 @@ class GraphPipeStreamCodec(Codec[Frame, Frame]):
 
     name = NAME
     limitations = translate.LIMITATIONS
+    messages = FlatbufferFrames()
 
     def __init__(
         self, limits: MessageLimits = DEFAULT_LIMITS, options: Mapping[str, Any] | None = None
@@ -208,9 +227,10 @@ class GraphPipeStreamCodec(Codec[Frame, Frame]):
         self._limits = limits
         self._settings = read_options(options or {})
         self.needs = translate.needs_of(self._settings)
+        self.whole = "" if self._settings.changes_messages else NAME
         self.calls = {
             **dict.fromkeys(_METADATA_CALLS, Handling(_question, self._read)),
-            InferRequest: Handling(self._infer, self._read, _encode_infer),
+            InferRequest: Handling(self._infer, self._read_inference, _encode_infer),
             ModelMetadataRequest: Handling(_question, self._read, _encode_metadata),
             ServerLiveRequest: Handling(_question, by_status=_is_there),
         }
@@ -227,7 +247,7 @@ class GraphPipeStreamCodec(Codec[Frame, Frame]):
             NotFound: The listener has no default model.
             TooLarge: A limit is exceeded.
         """
-        message = FlatbufferMessage(view_of(wire.payload), self._limits)
+        message = FlatbufferMessage(wire.view, self._limits)
         at = open_request(message)
         model = self._settings.default_model
         if model is None:
@@ -235,22 +255,41 @@ class GraphPipeStreamCodec(Codec[Frame, Frame]):
                 "a GraphPipe stream names no model: expected a default model (default_model)"
             )
         if at is None:
-            return ModelMetadataRequest(model=model, context=_context(wire, ()))
+            return ModelMetadataRequest(model=model, context=_context(wire, model, self.whole))
         return translate.decode_infer(
-            message, at, model, lambda names: _context(wire, names), self._settings
+            message, at, model, lambda names: _context(wire, names, self.whole), self._settings
         )
 
-    def encode_error(self, _call: Call[Any] | None, error: GatewayError, /) -> Frame:
+    def send_on(self, call: Call[Any], message: Origin, /) -> Frame:
+        """Write a client's message to a server.
+
+        Raises:
+            Unsupported: It asks for metadata of a model that has another name here.
+        """
+        if isinstance(message.form, ModelRef) and call.model != message.form:
+            raise Unsupported("metadata have the name of the model", model=call.model)
+        return Frame(message.wire.payload, None, call.context.deadline)
+
+    def encode_error(self, call: Call[Any] | None, error: GatewayError, /) -> Frame:
         """Write *error* as an InferResponse, also for a metadata request. Never raises."""
+        passed = None if call is None else passed_failure(call, error, self._limits)
+        if passed is not None:
+            return self.messages.passed(passed)
         number, text = translate.error_message(error, NAME, self._limits)
         return Frame((error_response(number, text),))
 
+    def _read_inference(self, call: InferRequest, wire: Frame) -> Any:
+        names = _requested_names(call)
+        if self.sends_on(call) and len(set(names)) < len(names):  # the server repeats them
+            call = call.changed(outputs=())
+        return self._read(call, wire)
+
     def _read(self, call: Call[Any], wire: Frame) -> Any:
         try:
-            message = FlatbufferMessage(view_of(wire.payload), self._limits)
+            message = FlatbufferMessage(wire.view, self._limits)
             return translate.decode_reply_message(call, message, self._settings, NAME)
         except UpstreamFault as fault:
-            return fault.reply(call, Origin(NAME, wire, fault.error))
+            return fault.reply(call, Origin(NAME, wire, fault.error, whole=self.whole))
 
 
 def _is_there(_wire: Frame) -> bool:
@@ -269,8 +308,9 @@ def _encode_metadata(_call: ModelMetadataRequest, reply: ModelMetadata) -> Frame
     return Frame((translate.encode_metadata(reply),))
 
 
-def _context(wire: Frame, names: tuple[str, ...]) -> Context:
-    origin = Origin(NAME, wire, names)
+def _context(wire: Frame, form: tuple[str, ...] | ModelRef, whole: str) -> Context:
+    """Return the context of a message, with its names of outputs, or the model that it asks for."""
+    origin = Origin(NAME, wire, form, whole=whole)
     return Context(NAME, (), "", wire.deadline, None, translate.REPLY_NEEDS, origin, wire.client)
 
 

@@ -25,7 +25,12 @@ from gateway.schema import grps_pb2 as pb
 from gateway.wire.errors import GRPC_STATUS, clip, error_class_of_grpc, strip_traceback
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
 from gateway.wire.metadata import grpc_context, unary_request
-from gateway.wire.plain_protobuf import ProtobufMessages, passed_message, with_texts
+from gateway.wire.plain_protobuf import (
+    ProtobufMessages,
+    passed_message,
+    passed_metadata,
+    with_texts,
+)
 
 NAME: Final = "grps.grpc"
 SERVICE: Final = "/grps.protos.v1.GrpsService/"
@@ -112,7 +117,7 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse]):
             ended = origin.wire
             if ended.status is not GrpcStatus.OK:
                 details = clip(strip_traceback(ended.details), limit)
-                return GrpcResponse(status=ended.status, details=details)
+                return GrpcResponse((), ended.status, details, passed_metadata(ended, limit))
         if ends_call(error, unread=call is None):
             details = clip(error.message, limit)
             return GrpcResponse(status=GRPC_STATUS[error.code], details=details)

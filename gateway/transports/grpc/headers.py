@@ -40,8 +40,9 @@ _CODINGS: Final = b"identity,deflate,gzip"
 _AGENT: Final = f"tensor-gateway/{__version__}".encode()
 # Fields that are the transport's: no frontend sees them.
 _OURS: Final = frozenset({b"te", b"content-type", b"content-length", b"host"})
-# The only field of gRPC itself in the metadata of a response: when a server wants the call again.
-_PUSHBACK: Final = b"grpc-retry-pushback-ms"
+# The fields of gRPC itself in the metadata of a response: when a server wants the call again, and
+# what it says of an error in a form of its own.
+_OF_A_RESPONSE: Final = frozenset({b"grpc-retry-pushback-ms", b"grpc-status-details-bin"})
 _OF_A_REQUEST: Final = frozenset({b":method", b":scheme", b":path", b":authority"})
 _OF_AN_ANSWER: Final = frozenset({b":status"})
 _TE: Final = b"trailers"
@@ -96,7 +97,7 @@ class GrpcResponseHead(Struct, frozen=True):
         is_grpc: Whether the content type is that of gRPC.
         status: The gRPC status; None without one.
         details: The text of the status.
-        metadata: The fields that do not belong to the transport, and pushback (gRPC A6).
+        metadata: The fields that do not belong to the transport, pushback (gRPC A6) and details.
         coding: The compression of messages with the compressed flag.
     """
 
@@ -211,7 +212,9 @@ def read_response_head(fields: Sequence[Field]) -> GrpcResponseHead | Http2Strea
             is_grpc = _is_grpc(value)
         elif name == b"grpc-encoding":
             coding = value.decode("latin-1").lower()
-        elif name == _PUSHBACK or (not name.startswith((b"grpc-", b":")) and name not in _OURS):
+        elif name in _OF_A_RESPONSE or (
+            not name.startswith((b"grpc-", b":")) and name not in _OURS
+        ):
             metadata += _pair(name, value)
     return GrpcResponseHead(http_status, is_grpc, status, details, tuple(metadata), coding)
 

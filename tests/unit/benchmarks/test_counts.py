@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from benchmarks.counts import (
     table,
 )
 from benchmarks.counts import record as write
-from benchmarks.stages import RELOAD, START, Bench, first_ways, run
+from benchmarks.stages import REBUILT, RELOAD, SENT_ON, START, Bench, first_ways, run
 
 _ROOT = Path(__file__).parents[3]
 
@@ -53,6 +54,18 @@ def test_reports_kinds_of_requests_beyond_their_bounds(
     assert problems == len([*dearer([forms], {"json-grpc": COUNT})])
     assert problems == len([*dearer([COUNT, forms], {})])
     assert [] == [*dearer([forms], {})]
+
+
+@pytest.mark.parametrize(("instructions", "problems"), [(399_999, 0), (400_000, 1)])
+def test_a_message_that_is_sent_on_is_cheaper(instructions: int, problems: int) -> None:
+    """It is read as one that is written anew, and nothing is written."""
+    rebuilt, passed = (
+        replace(COUNT, way=way, instructions=each)
+        for way, each in ((REBUILT, 400_000), (SENT_ON, instructions))
+    )
+    assert problems == len([*dearer([rebuilt, passed], {})])
+    assert problems == len([*dearer([passed], {REBUILT: rebuilt})])
+    assert [] == [*dearer([passed], {})]
 
 
 def test_shows_the_change_since_the_record() -> None:

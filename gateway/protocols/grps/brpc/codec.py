@@ -2,7 +2,8 @@
 
 A failure is in the Status of a message and the call has error_code 0, as over gRPC.  Only a request
 that does not reach a service (unknown service or method, unreadable message, overload) has an error
-code; its response has no message.  Attachments are skipped and never sent.
+code; its response has no message.  Attachments are skipped, and sent only with messages that are
+sent on.
 
 The ids of traces in brpc have 64 bits: the second half of those of W3C.  There is no field for the
 state of a trace, nor for its sampling: brpc sends ids only of calls that it samples.
@@ -12,9 +13,11 @@ Context, "Interoperating with existing systems which use shorter identifiers".
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec.structs import replace  # noqa: TID251  # of a frame, not of a call
 
 from gateway.api.protocol import Codec
 from gateway.ir import errors
@@ -44,9 +47,11 @@ from gateway.protocols.grps.errors import (
 from gateway.protocols.grps.messages import GrpsMessage
 from gateway.protocols.grps.options import read_options
 from gateway.protocols.grps.protobuf.message import read_message, write_message
+from gateway.schema import grps_pb2 as pb
 from gateway.schema.baidu_std_pb2 import RpcMeta, RpcRequestMeta, RpcResponseMeta
-from gateway.wire.errors import clip, strip_traceback
-from gateway.wire.http import Buffer, view_of
+from gateway.wire.errors import clip, passed_failure, strip_traceback
+from gateway.wire.http import Buffer
+from gateway.wire.plain_protobuf import is_plain_message, with_texts
 from gateway.wire.request_id import valid_request_id
 from gateway.wire.stream import Frame
 
@@ -58,6 +63,7 @@ METHODS: Final = tuple(
     [method for method in methods.METHODS if method != methods.PREDICT_STREAMING]
 )
 
+_MODEL: Final = pb.GrpsMessage.DESCRIPTOR.fields_by_name["model"].number
 _SHOWN: Final = 128
 _HEADER: Final = "traceparent"
 _FORM: Final = re.compile(r"00-[0-9a-f]{16}([0-9a-f]{16})-([0-9a-f]{16})-[0-9a-f][13579bdf]")
@@ -71,6 +77,56 @@ class UpstreamErrorText:
 
     code: int
     text: str
+
+
+class BrpcMessages:
+    """How frames pass: with the bytes of their message and attachment, and metadata of our own.
+
+    Args:
+        limits: The limits of a message.
+    """
+
+    def __init__(self, limits: MessageLimits) -> None:
+        self._most = limits.message_bytes
+
+    def is_plain(self, wire: Frame, /) -> bool:
+        """Return whether all readers of a message read the same."""
+        try:
+            return is_plain_message(
+                self.decompressed(*split_frame(wire.view)), pb.GrpsMessage.DESCRIPTOR
+            )
+        except Unreadable:
+            return False
+
+    def is_plain_reply(self, _request: Frame, wire: Frame, /) -> bool:
+        """Return whether all readers of a response read the same."""
+        return self.is_plain(wire)
+
+    def passed(self, reply: Origin, /) -> Frame:
+        """Return the response of a server as the client gets it, but for its correlation."""
+        meta, rest = split_frame(reply.wire.view)
+        found = RpcMeta(
+            response=RpcResponseMeta(error_code=0),
+            compress_type=meta.compress_type,
+            attachment_size=meta.attachment_size,
+        )
+        return Frame(frame_bytes(found.SerializeToString(), [rest]))
+
+    def decompressed(self, meta: RpcMeta, rest: memoryview) -> memoryview:
+        """Return the message before the attachment. Raises Unreadable where there is none."""
+        return decompress(meta.compress_type, message_in(meta, rest), self._most)
+
+
+def message_in(meta: RpcMeta, rest: memoryview) -> memoryview:
+    """Return the compressed message, which precedes the attachment.
+
+    Raises:
+        Unreadable: The attachment has an impossible size.
+    """
+    attached = meta.attachment_size
+    if not 0 <= attached <= len(rest):
+        raise Unreadable(f"attachment_size={attached} is larger than request_size={len(rest)}")
+    return rest[: len(rest) - attached]
 
 
 class BrpcCodec(Codec[Frame, Frame]):
@@ -90,6 +146,8 @@ class BrpcCodec(Codec[Frame, Frame]):
     def __init__(self, limits: MessageLimits, options: Mapping[str, Any]) -> None:
         self._limits = limits
         self._settings = read_options(options)
+        self.whole = "" if self._settings.changes_messages else NAME
+        self.messages: BrpcMessages = BrpcMessages(limits)
         self._compress = NUMBERS[self._settings.compress]
         carrier = methods.GrpsCarrier(NAME, self._ask, self._message_of, _response_to)
         self.calls = methods.handlings(carrier, self._settings, limits)
@@ -104,11 +162,13 @@ class BrpcCodec(Codec[Frame, Frame]):
             Unreadable: The bytes are not a message, or its attachment or compression is impossible.
             GatewayError: The message is wrong, or exceeds a limit.
         """
-        meta, rest = split_frame(view_of(wire.payload))
+        meta, rest = split_frame(wire.view)
         method = _method_of(meta.request)
         message = self._message(meta, rest)
         request_id = valid_request_id(words(meta.request.request_id))
-        origin = Origin(NAME, wire, ReplyFormat(message.form))
+        form = ReplyFormat(message.form, key=message.model)
+        whole = self.whole if method == methods.PREDICT else ""
+        origin = Origin(NAME, wire, form, whole=whole)
         metadata = trace_headers(meta.request) if meta.request.trace_id else ()
         context = Context(
             NAME,
@@ -122,6 +182,22 @@ class BrpcCodec(Codec[Frame, Frame]):
         )
         return methods.decode_method(method, message, context, self._settings, self._limits)
 
+    def send_on(self, call: Call[Any], message: Origin, /) -> Frame:
+        """Write a client's message to a server, with the target's model and compression."""
+        meta, rest = split_frame(message.wire.view)
+        key, attached = methods.model_key(call.model, self._settings), meta.attachment_size
+        number = self._compress or meta.compress_type
+        parts: list[Buffer] = [rest]
+        if key != message.form.key or number != meta.compress_type:
+            plain = self.messages.decompressed(meta, rest)
+            parts = _compressed(number, with_texts(plain, {_MODEL: key}))
+            parts.append(rest[len(rest) - attached :])
+        return _request(call, methods.PREDICT, number, parts, attached)
+
+    def pass_on(self, call: Call[Any], reply: Origin, /) -> Frame:
+        """Write the response of a server to the client."""
+        return replace(self.messages.passed(reply), correlation=_correlation(call))
+
     def encode_error(self, call: Call[Any] | None, error: errors.GatewayError, /) -> Frame:
         """Write *error* as a message whose Status is FAILURE, or as an error code.
 
@@ -131,6 +207,10 @@ class BrpcCodec(Codec[Frame, Frame]):
         error_text = None if error.origin is None else error.origin.form
         if isinstance(error_text, UpstreamErrorText):
             return _refusal(error_text, correlation)
+        passed = None if call is None else passed_failure(call, error, self._limits)
+        # A compressed text may hold a traceback.
+        if call and passed and split_frame(passed.wire.view)[0].compress_type == NONE:
+            return self.pass_on(call, passed)
         # Before a service was called: a server that shuts down sends ELOGOFF, and clients may retry
         # with another server.
         stopping = call is None and error.code is errors.ErrorCode.UNAVAILABLE
@@ -141,17 +221,8 @@ class BrpcCodec(Codec[Frame, Frame]):
         return _refusal(UpstreamErrorText(code, text), correlation)
 
     def _ask(self, call: Call[Any], method: str, message: GrpsMessage) -> Frame:
-        request = RpcRequestMeta(service_name=SERVICE, method_name=method)
-        if call.context.request_id:
-            request.request_id = call.context.request_id
-        if call.context.metadata:
-            write_trace(request, call.context.metadata)
-        meta = RpcMeta(request=request, compress_type=self._compress)
-        parts: list[Buffer] = list(write_message(message))
-        if self._compress != NONE:
-            parts = [compress(self._compress, b"".join(parts))]
-        payload = frame_bytes(meta.SerializeToString(), parts)
-        return Frame(payload, None, call.context.deadline)
+        parts = _compressed(self._compress, write_message(message))
+        return _request(call, method, self._compress, parts)
 
     def _message_of(self, call: Call[Any], wire: Frame) -> GrpsMessage:
         """Read the message of an upstream's response.
@@ -160,7 +231,7 @@ class BrpcCodec(Codec[Frame, Frame]):
             GatewayError: The error in its error code.
             Unreadable, TooLarge: The response cannot be used.
         """
-        meta, rest = split_frame(view_of(wire.payload))
+        meta, rest = split_frame(wire.view)
         response = meta.response
         if not response.error_code:
             return self._message(meta, rest)
@@ -177,13 +248,10 @@ class BrpcCodec(Codec[Frame, Frame]):
             Unreadable: It cannot be found, decompressed or read.
             GatewayError: The message is wrong, or exceeds a limit.
         """
-        attached = meta.attachment_size
-        if not 0 <= attached <= len(rest):
-            raise Unreadable(f"attachment_size={attached} is larger than request_size={len(rest)}")
+        data = message_in(meta, rest)
         if meta.content_type:
             raise self._unparsed(meta, rest, f"content_type {meta.content_type} is not protobuf")
         try:
-            data = rest[: len(rest) - attached]
             plain = decompress(meta.compress_type, data, self._limits.message_bytes)
             if meta.compress_type == NONE:
                 return read_message(plain, self._limits)
@@ -212,6 +280,34 @@ def _method_of(request: RpcRequestMeta) -> str:
     if service not in (SERVICE, SHORT_SERVICE) or method not in METHODS:
         raise NoMethod(f"Fail to find method={service}/{method}")
     return method
+
+
+def _compressed(number: int, parts: Sequence[Buffer]) -> list[Buffer]:
+    return list(parts) if number == NONE else [compress(number, b"".join(parts))]
+
+
+def _request(
+    call: Call[Any], method: str, number: int, parts: list[Buffer], attached: int = 0
+) -> Frame:
+    """Return a request to an upstream.
+
+    Args:
+        call: What is sent.
+        method: The method.
+        number: How the message is compressed.
+        parts: The compressed message, and an attachment.
+        attached: The size of the attachment.
+    """
+    request = RpcRequestMeta(service_name=SERVICE, method_name=method)
+    if call.context.request_id:
+        request.request_id = call.context.request_id
+    if call.context.metadata:
+        write_trace(request, call.context.metadata)
+    meta = RpcMeta(request=request, compress_type=number)
+    if attached:
+        meta.attachment_size = attached
+    payload = frame_bytes(meta.SerializeToString(), parts)
+    return Frame(payload, None, call.context.deadline)
 
 
 def _response(message: GrpsMessage, correlation: int | None) -> Frame:

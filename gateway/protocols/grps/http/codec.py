@@ -26,7 +26,7 @@ from gateway.protocols.grps.json.document import read_leniently
 from gateway.protocols.grps.json.message import read_response, write_json
 from gateway.protocols.grps.messages import ContentFormat, Flag, GrpsMessage, GrpsStatus
 from gateway.protocols.grps.options import GrpsOptions, read_options
-from gateway.wire.errors import clip, is_error_status, read_error_text
+from gateway.wire.errors import SUCCESSES, clip, is_error_status, read_error_text
 from gateway.wire.http import Buffer, Headers, HttpRequest, HttpResponse
 from gateway.wire.metadata import http_headers
 from gateway.wire.opaque import JsonMessages, passed_error_of, passed_request
@@ -34,7 +34,6 @@ from gateway.wire.opaque import JsonMessages, passed_error_of, passed_request
 R = TypeVar("R")
 
 _WITH_BODY: Final = frozenset({methods.PREDICT, methods.PREDICT_STREAMING, methods.MODEL_METADATA})
-_OK: Final = range(200, 300)
 _BRACE: Final = b"{"
 _READ_BYTES: Final = 64 * 1024
 _UNREAD_BRPC: Final = GrpsRoute(Surface.BRPC, methods.PREDICT)
@@ -214,17 +213,17 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
     def _message(self, _call: Call[Any], wire: HttpResponse, *, sniff: bool = False) -> GrpsMessage:
         view = wire.view
         kind = (wire.headers.get("content-type") or "").partition(";")[0].strip().lower()
-        if wire.status in _OK and kind == BYTES_TYPE:
+        if wire.status in SUCCESSES and kind == BYTES_TYPE:
             is_json = sniff and bytes(view[:1]) == _BRACE
             message = self._with_status(view) if is_json else None
             return message or GrpsMessage(form=ContentFormat.BIN_DATA, data=view)
         try:
             message = self._read_json(view)
         except errors.MalformedMessage:
-            if wire.status in _OK:
+            if wire.status in SUCCESSES:
                 raise
             message = GrpsMessage()
-        if wire.status in _OK:
+        if wire.status in SUCCESSES:
             return message
         status = message.status
         if status is None or not is_error_status(status.code):

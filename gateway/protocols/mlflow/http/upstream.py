@@ -30,6 +30,7 @@ from gateway.ir.limits import MessageLimits
 from gateway.protocols.mlflow.errors import FORM, OK
 from gateway.protocols.mlflow.options import OBJECT, MlflowOptions
 from gateway.protocols.mlflow.paths import INVOCATIONS, PING
+from gateway.wire.errors import SUCCESSES
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 from gateway.wire.json_errors import JSON
 from gateway.wire.metadata import http_headers
@@ -74,7 +75,7 @@ class ScoringClient:
 
     def error_in(self, call: Call[Any], wire: HttpResponse) -> GatewayError | None:
         """Return the error of a server's response, with it as origin; None for a success."""
-        return None if wire.status == OK else FORM.read(call.model, wire, self._limits)
+        return None if wire.status in SUCCESSES else FORM.read(call.model, wire, self._limits)
 
     def _prediction(self, call: InferRequest) -> HttpRequest:
         name = "" if call.model is None else call.model.name

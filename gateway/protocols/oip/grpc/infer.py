@@ -8,13 +8,13 @@ Source: Open Inference Protocol, gRPC API; docs/protocols/open-inference.md,
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from msgspec.structs import replace  # noqa: TID251  # a reply to a call keeps its origin
 
 from gateway.accelerator import accelerated
 from gateway.ir.calls import Call, InferRequest, InferResponse
-from gateway.ir.context import REQUEST_ID, ModelRef, Origin, Parameters
+from gateway.ir.context import REQUEST_ID, ModelRef, Origin, Parameters, unknown_of
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import MalformedMessage
 from gateway.ir.limits import MessageLimits
@@ -99,7 +99,8 @@ class Inferences:
         """
         read = self._reader.request(view_of(wire.message))  # as `wire.view`, without its frame
         message, request_id, inputs = read
-        if not message.parameters and not message.outputs and wire.method == INFER:
+        unknown = message.unknown
+        if not (message.parameters or message.outputs or unknown) and wire.method == INFER:
             return plain_call(wire, read, spare_id)
         reserved = NO_REQUEST_PARAMETERS
         if message.parameters:
@@ -108,7 +109,7 @@ class Inferences:
         outputs: tuple[RequestedOutput, ...] = ()
         if message.outputs:
             outputs = tuple([_requested(*output, self._limits) for output in message.outputs])
-        return InferRequest(
+        call = InferRequest(
             model=message.model,
             context=grpc_context(wire, NAME, NEEDS, form, spare_id, message.columns is not None),
             inputs=inputs,
@@ -119,16 +120,23 @@ class Inferences:
             timeout_us=reserved.timeout_us,
             parameters=reserved.custom,
         )
+        if not unknown:
+            return call
+        return call.with_context(
+            origin=replace(cast("Origin", call.context.origin), unknown=unknown)
+        )
 
     def encode_reply(self, call: InferRequest, reply: InferResponse) -> GrpcResponse:
         """Write the response to *call*; the data of large tensors are not copied."""
         # The response has the caller's id, never one that a server created.
         outputs = with_c_values(call, reply).outputs if call.outputs else reply.outputs
-        if not reply.parameters:
+        unknown = unknown_of(reply.origin, NAME)
+        if not reply.parameters and not unknown:
             plain = self._plain_replies.write(reply.model, call.id, outputs)
             if plain is not None:
                 return GrpcResponse(plain)
-        return GrpcResponse(self.writer.response(reply.model, call.id, reply.parameters, outputs))
+        written = self.writer.response(reply.model, call.id, reply.parameters, outputs)
+        return GrpcResponse([unknown, *written] if unknown else written)
 
     def encode_call(self, call: InferRequest, spare_id: str) -> Sequence[Buffer]:
         """Write a request to an upstream, all tensors raw.
@@ -150,6 +158,7 @@ class Inferences:
             or call.sequence is not None
             or call.priority
             or call.timeout_us is not None
+            or call.has_unknown
         ):
             plain = self._plain_calls.write(model, call.id, call.inputs, call.outputs)
             if plain is not None:
@@ -195,7 +204,7 @@ class Inferences:
             id=call.id,
             parameters=parameters,
             is_final=final,
-            origin=Origin(NAME, wire),
+            origin=Origin(NAME, wire, unknown=message.unknown),
         )
 
     def _written(self, call: InferRequest, spare_id: str) -> Sequence[Buffer]:
@@ -206,7 +215,9 @@ class Inferences:
         request_id = call.id
         if not request_id and self._dialect.needs_id:
             request_id = spare_id or "gateway"
-        return self.writer.request(model, request_id, parameters, call.inputs, call.outputs)
+        written = self.writer.request(model, request_id, parameters, call.inputs, call.outputs)
+        unknown = unknown_of(call.context.origin, NAME)
+        return [unknown, *written] if unknown else written
 
     def _selected(self, call: InferRequest, outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Check that every requested output is present; drop others where the server does not."""

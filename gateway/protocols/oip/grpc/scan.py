@@ -13,6 +13,7 @@ and "9. Parameters and headers".
 
 from collections.abc import Callable
 from functools import lru_cache
+from typing import Any
 
 from msgspec import Struct
 
@@ -34,6 +35,7 @@ from gateway.wire.message_cache import MaskedMessageCache
 from gateway.wire.protobuf import (
     I64,
     LEN,
+    SGROUP,
     VARINT,
     FieldCounter,
     WireError,
@@ -73,6 +75,8 @@ EMPTY = memoryview(b"")
 _OTHER_FIELDS = 1024
 # Of a tensor, an output or an entry of a map: fields that a newer client may add.
 _UNKNOWN_FIELDS = 64
+# Of the unknown fields of a message, which are copied.
+_UNKNOWN_BYTES = 64 * 1024
 _BYTES = Datatype.BYTES
 # Parameters of tensors that have a meaning over HTTP only; KServe sends the first over gRPC.
 _HTTP_ONLY = frozenset({"binary_data_size", "binary_data"})
@@ -105,7 +109,9 @@ class InferMessage(Struct, frozen=True):
     Attributes:
         outputs: Name and parameters of each requested output; requests only.
         columns: Names, datatypes, shapes and parameters of the tensors, where each of them has
-            raw contents of the right size, which need no other check; else None.
+            raw contents of the right size, which need no other check, and no field is unknown; else
+            None.
+        unknown: The bytes of fields that the schema lacks.
     """
 
     model: ModelRef
@@ -113,6 +119,7 @@ class InferMessage(Struct, frozen=True):
     tensors: list[TensorDescription]
     outputs: list[tuple[str, Parameters]]
     columns: Columns | None
+    unknown: bytes = b""
 
 
 CachedMessage = tuple[InferMessage, bool, Columns | None]
@@ -251,6 +258,7 @@ class _FieldScanner:
         tensors: list[memoryview] = []
         entries: list[memoryview] = []
         outputs: list[memoryview] = []
+        unknown = bytearray()
         for key, value in fields(view, self._fields, counter):
             if key == raw_tag:
                 raws.append(value)
@@ -266,6 +274,8 @@ class _FieldScanner:
                 request_id = text(value, "id")
             elif key == _MODEL_VERSION:
                 version = text(value, "model_version")
+            else:
+                _put_unknown(unknown, key, value, raw_tag >> 3)
         limits = self._limits
         is_request = raw_tag == RAW_INPUTS
         model = (_requested_model if is_request else _replying_model)(name, version, limits)
@@ -281,7 +291,8 @@ class _FieldScanner:
             parameters,
             described,
             requested,
-            _columns(described, raws),
+            None if unknown else _columns(described, raws),
+            bytes(unknown),
         )
         return message, request_id, tuple(raws)
 
@@ -305,6 +316,19 @@ class _FieldScanner:
         """Describe a tensor without contents; contents are read from the message."""
         described = _describe(memoryview(data), self._limits, FieldCounter())
         return None if len(described.contents) else described
+
+
+def _put_unknown(head: bytearray, key: int, value: Any, last: int) -> None:
+    """Write a field behind the *last* of the schema, unless *head* is too long or it is a group."""
+    if key >> 3 <= last:
+        return
+    if isinstance(value, int):
+        head += varint(key) + varint(value)
+    elif key & _KIND != SGROUP and len(head) + len(value) <= _UNKNOWN_BYTES:
+        head += varint(key)
+        if key & _KIND == LEN:
+            head += varint(len(value))
+        head += value
 
 
 def _requested_model(name: str, version: str, limits: MessageLimits) -> ModelRef:

@@ -23,6 +23,7 @@ from gateway.ir.context import (
     ModelRef,
     Origin,
     Parameter,
+    unknown_of,
 )
 from gateway.ir.data import JsonItemsData, RawData, SharedMemoryData, StreamedData
 from gateway.ir.datatypes import Datatype
@@ -48,6 +49,7 @@ from gateway.protocols.oip.json.parse import (
     dump,
     read_document,
     read_with_words,
+    unknown_members,
 )
 from gateway.protocols.oip.json.server_limits import (
     check_inputs,
@@ -121,11 +123,12 @@ ALL_BINARY = InferReplyFormat(default=True)
 
 
 class ParsedRequest(Struct, frozen=True):
-    """The parsed request without its id and its inputs."""
+    """The parsed request without its id and its inputs; `unknown` as in `Origin`."""
 
     parameters: RequestParameters
     outputs: tuple[RequestedOutput, ...]
     form: InferReplyFormat
+    unknown: bytes = b""
 
 
 class HeaderFields(Struct, frozen=True):
@@ -271,7 +274,7 @@ def _call(
         has_bytes: Whether each of its inputs certainly has its bytes.
     """
     parsed, own_id, inputs = read
-    origin = Origin(NAME, wire, parsed.form, has_bytes)
+    origin = Origin(NAME, wire, parsed.form, has_bytes, unknown=parsed.unknown)
     found, parameters = fields.request_id, parsed.parameters
     return InferRequest(
         model=model,
@@ -351,7 +354,8 @@ def _read(
     form = ALL_JSON
     if parameters.binary_data_output or True in listed.values():
         form = InferReplyFormat(parameters.binary_data_output, listed)
-    return ParsedRequest(parameters, outputs, form), text_member(members, "id", limits), inputs
+    parsed = ParsedRequest(parameters, outputs, form, unknown_members(members))
+    return parsed, text_member(members, "id", limits), inputs
 
 
 def _document(view: memoryview, limits: MessageLimits, *, has_header: bool) -> Document:
@@ -446,6 +450,9 @@ def encode_request(
     opened = b'{"id":%b,' % orjson.dumps(request_id) if request_id else b"{"
     parameters = _parameters(call, dialect, binary_out and not call.outputs)
     closing = _outputs(call, dialect, binary_out) if call.outputs else b"}"
+    origin = call.context.origin
+    if origin is not None and origin.unknown:
+        opened += unknown_of(origin, NAME)
     found = _write_binary(inputs) if dialect.has_binary else None
     if found is not None:
         members, views = found

@@ -14,7 +14,7 @@ from msgspec import Struct
 from gateway.accelerator import accelerated
 from gateway.ir import errors
 from gateway.ir.calls import InferRequest, InferResponse
-from gateway.ir.context import ModelRef, Origin, Parameters
+from gateway.ir.context import ModelRef, Origin, Parameters, unknown_of
 from gateway.ir.data import RawData, SharedMemoryData, raw_of
 from gateway.ir.datatypes import Datatype
 from gateway.ir.limits import MessageLimits, is_usable_name
@@ -31,7 +31,7 @@ from gateway.protocols.oip.json.binary_tensors import (
     json_length,
     too_short,
 )
-from gateway.protocols.oip.json.parse import Document, dump, read_leniently
+from gateway.protocols.oip.json.parse import Document, dump, read_leniently, unknown_members
 from gateway.protocols.oip.json.templates import JsonTemplateCache
 from gateway.protocols.oip.json.tensors import NOWHERE, TensorReader, is_plain, read_parameters
 from gateway.protocols.oip.json.write import (
@@ -71,10 +71,14 @@ def response_targets(nonfinite: Nonfinite | None) -> JsonTargets:
 
 
 class ParsedResponse(Struct, frozen=True):
-    """The parsed response without its id and its outputs; the model's name may be ""."""
+    """The parsed response without its id and its outputs; `unknown` as in `Origin`.
+
+    The model's name may be "".
+    """
 
     model: ModelRef
     parameters: Parameters
+    unknown: bytes = b""
 
 
 ReplyTemplates = JsonTemplateCache[ParsedResponse]
@@ -97,11 +101,12 @@ def encode_response(
         Unsupported: The client requested JSON, and JSON cannot represent an output.
     """
     outputs = with_c_values(call, reply).outputs if call.outputs else reply.outputs
-    if form is ALL_JSON and not reply.parameters:
+    unknown = unknown_of(reply.origin, NAME)
+    if form is ALL_JSON and not reply.parameters and not unknown:
         whole = _write_integers(reply.model, call.id, outputs)
         if whole is not None:
             return HttpResponse(HTTP_OK, JSON_HEADERS, (whole,), True)
-    text = [_opened(call.id), _model(reply.model)]
+    text = [_opened(call.id), _model(reply.model), unknown]
     if reply.parameters:
         text.append(b'"parameters":%b,' % dump_parameters(reply.parameters))
     found = _write_binary(outputs) if _has_only_binary(form, outputs) else None
@@ -250,6 +255,9 @@ def decode_response(
             _check_id(call, sent_id, found, echoes_id)
     if call.outputs:
         outputs = _selected(call, outputs)
+    origin = Origin(NAME, wire)
+    if parsed.unknown:
+        origin = Origin(NAME, wire, unknown=parsed.unknown)
     model = parsed.model
     if not model.name and call.model is not None:
         model = ModelRef(call.model.name, model.version)
@@ -261,7 +269,7 @@ def decode_response(
         has_nonfinite_words=dialect.has_nonfinite_words,
         has_null_infinities=dialect.has_null_infinities,
         has_half_in_json=dialect.has_half_in_json,
-        origin=Origin(NAME, wire),
+        origin=origin,
     )
 
 
@@ -279,7 +287,7 @@ def _read(
         model_text(members, "model_name", limits), model_text(members, "model_version", limits)
     )
     parameters = read_parameters(members.get("parameters"), _WHAT, limits, lenient=True)
-    return ParsedResponse(model, parameters), outputs
+    return ParsedResponse(model, parameters, unknown_members(members)), outputs
 
 
 def _scalar_text(value: Any) -> str:

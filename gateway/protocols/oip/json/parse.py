@@ -308,6 +308,23 @@ def _count_arrays(view: memoryview) -> int:
     return found
 
 
+class _JsonText(bytes):
+    """The text of a list or an object that is an unknown member."""
+
+    __slots__ = ()
+
+
+def unknown_members(members: Mapping[str, Any]) -> bytes:
+    """Return the members of a message that Open Inference lacks, each with a comma behind it."""
+    found = [key for key in members if key not in _TOP_MEMBERS]
+    return b"".join([b"%b:%b," % (_text_of(key), _text_of(members[key])) for key in found])
+
+
+def _text_of(value: Any) -> bytes:
+    # Python's writer has long integers, lone surrogates and the words of lenient readers.
+    return value if type(value) is _JsonText else json.dumps(value, separators=(",", ":")).encode()
+
+
 class _LargeReader:
     """Takes objects of one large document apart, and bounds what it holds beside tensor data.
 
@@ -325,6 +342,8 @@ class _LargeReader:
     def members(self, item: Any, wanted: frozenset[str], depth: int) -> dict[str, Any]:
         """Return the *wanted* members of *item*, which is *depth* levels deep; check the others.
 
+        Those of the whole document are returned, too.
+
         Raises:
             MalformedMessage: An object has a key twice.
             TooLarge: Too many members, or too many bytes outside of tensor data.
@@ -341,9 +360,12 @@ class _LargeReader:
         charge(len(unknown) * len(keys) * _LOOKUP)
         if self._lookups > _LOOKUPS:
             raise TooLarge(f"{what} has too many unknown keys: {len(unknown)}", limit="json_keys")
-        for key in unknown:
-            self._check_held(key, self._value(item, key), depth)
         members: dict[str, Any] = {}
+        for key in unknown:
+            value = self._value(item, key)
+            self._check_held(key, value, depth)
+            if depth == 1:
+                members[key] = _JsonText(getattr(value, "mini", b"")) or value
         for key in found & wanted:
             value = item[key]
             if type(value) is simdjson.Object:

@@ -209,6 +209,12 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
         """Return the splitter of one streamed response of an upstream."""
         return upstream.StreamSplitter(self._limits)
 
+    def is_item(self, call: StreamInferRequest, wire: HttpResponse, /) -> bool:
+        """Return whether an event is an item: a comment is one for a client of this form alone."""
+        origin = call.context.origin
+        is_whole = origin is not None and origin.whole == self.whole
+        return is_whole or not upstream.is_comment(wire)
+
     def _decode(self, route: PathMatch, wire: HttpRequest) -> Call[Any]:
         endpoint = route.kind
         if endpoint is None:

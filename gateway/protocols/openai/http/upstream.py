@@ -56,7 +56,7 @@ from gateway.ir.work import OBJECT_BYTE, charge
 from gateway.protocols.openai.errors import JSON, OK
 from gateway.protocols.openai.http.form import NAME, TASKS, form_of
 from gateway.protocols.openai.options import COMPLETIONS, EMBEDDINGS, NONE, RERANK, OpenAiOptions
-from gateway.wire.errors import read_error_text, refuses_caller
+from gateway.wire.errors import SUCCESSES, read_error_text, refuses_caller
 from gateway.wire.event_stream import Event, EventSplitter, is_event_stream
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 from gateway.wire.json_errors import JsonErrorReader, class_of_status
@@ -281,7 +281,12 @@ class TextMessages(JsonMessages):
 
     def is_plain_reply(self, request: HttpRequest, wire: HttpResponse, /) -> bool:
         """Return whether all readers of a response or an event read the same."""
-        return _is_done(wire) or super().is_plain_reply(request, wire)
+        return is_comment(wire) or _is_done(wire) or super().is_plain_reply(request, wire)
+
+
+def is_comment(wire: HttpResponse) -> bool:
+    """Return whether an event of a stream has no data, such as one that keeps it alive."""
+    return isinstance(wire, Event) and not wire.view.nbytes
 
 
 def _is_done(wire: HttpResponse) -> bool:
@@ -297,6 +302,8 @@ def decode_event(
         GatewayError: The event is an error of the server, or cannot be used.
     """
     model = call.model or ModelRef("")
+    if is_comment(wire):
+        return InferResponse(model=model, outputs=(), id=call.request.id, is_final=False)
     if _is_done(wire):
         return InferResponse(model=model, outputs=(), id=call.request.id)
     document = _document(call, wire, limits)
@@ -338,7 +345,7 @@ class StreamSplitter:
     """
 
     def __init__(self, limits: MessageLimits) -> None:
-        self._events = EventSplitter(limits)
+        self._events = EventSplitter(limits, has_comments=True)
         self._is_stream = False
         self._last = b""
         self._half = ""
@@ -361,6 +368,8 @@ class StreamSplitter:
 
     def _whole(self, event: HttpResponse) -> HttpResponse:
         """Return an event with the half of a character before it, and without one at its end."""
+        if is_comment(event):
+            return event
         self._last = data = bytes(event.view)
         if not isinstance(event, Event) or not (self._half or _HALF.search(data)):
             return event
@@ -449,7 +458,7 @@ def _error_text(wire: HttpResponse, limits: MessageLimits) -> str:
 
 
 def _document(call: Call[Any], wire: HttpResponse, limits: MessageLimits) -> dict[str, Any]:
-    if wire.status != OK:
+    if wire.status not in SUCCESSES:
         raise error_of(call, wire, limits)
     view = wire.view
     charge(view.nbytes * OBJECT_BYTE)

@@ -67,7 +67,7 @@ from gateway.wire.errors import clip
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
 from gateway.wire.http import Buffer
 from gateway.wire.metadata import form_of, grpc_context, unary_request
-from gateway.wire.plain_protobuf import ProtobufMessages, with_name
+from gateway.wire.plain_protobuf import ProtobufMessages, passed_metadata, with_name
 from gateway.wire.protobuf import FieldCounter, WireError
 from gateway.wire.protobuf_library import parse, reply_of
 from gateway.wire.status_errors import StatusErrorForm
@@ -366,7 +366,8 @@ def _passed_metadata(call: ModelMetadataRequest, reply: Origin) -> GrpcResponse:
 def _passed(call: Call[Any], reply: Origin, spec: int) -> GrpcResponse:
     """Return a server's response, with the name that the client has for the model."""
     name = form_of(call, CalledModel).spec.name
-    return GrpcResponse(with_name(reply.wire, (spec, 1), name))
+    message = with_name(reply.wire, (spec, 1), name)
+    return GrpcResponse(message, metadata=passed_metadata(reply.wire))
 
 
 def _spec(message: pb.ModelSpec) -> Spec:

@@ -34,6 +34,7 @@ from gateway.protocols.tfs.http.paths import MODELS, upstream_path
 from gateway.protocols.tfs.metadata import FIELD, read_metadata_document
 from gateway.protocols.tfs.models import required_model, required_version, version_is_same
 from gateway.protocols.tfs.options import TfsOptions
+from gateway.wire.errors import SUCCESSES
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 from gateway.wire.json_errors import JSON
 from gateway.wire.json_values import read_value
@@ -43,7 +44,6 @@ from gateway.wire.row_values import NonfiniteStyle, RowStyle, columns_json, rows
 from gateway.wire.rows import RowsReader, is_list, read_rows_document
 from gateway.wire.url_names import url_segment
 
-_OK: Final = range(200, 300)
 _SERVER_ERRORS: Final = range(500, 600)
 _ABSENT: Final = (404, 503)
 _STYLE: Final = RowStyle(nonfinite=NonfiniteStyle.WORDS, has_b64=True)
@@ -81,7 +81,7 @@ class TfsRestClient:
 
     def error_in(self, call: Call[Any], wire: HttpResponse) -> errors.GatewayError | None:
         """Return the error of a server's response, with it as origin; None for a success."""
-        if wire.status in _OK:
+        if wire.status in SUCCESSES:
             return None
         return FORM.read(call.model, wire, self._limits)
 
@@ -150,7 +150,7 @@ class TfsRestClient:
 
     def _is_there(self, wire: HttpResponse) -> bool | None:
         """Return whether a server is there; the error of TensorFlow Serving is that of a path."""
-        if wire.status in _OK or self._options.is_kserve:
+        if wire.status in SUCCESSES or self._options.is_kserve:
             return None
         return wire.status not in _SERVER_ERRORS
 

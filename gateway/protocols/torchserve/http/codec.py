@@ -288,7 +288,10 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], StreamsDecoupled, Declar
             return ServerLiveRequest(context=_context(wire, TorchServeRestForm()))
         called = self._called(found)
         model = called.model if Need.NUMERIC_VERSIONS not in called.needs else ModelRef(called.name)
-        return ModelMetadataRequest(model=model, context=_context(wire, TorchServeRestForm(called)))
+        is_whole = found.kind is TorchServePathKind.PREDICTION and not wire.size_bytes
+        whole = self.whole if is_whole else ""
+        context = http_context(wire, NAME, NEEDS, TorchServeRestForm(called), whole)
+        return ModelMetadataRequest(model=model, context=context)
 
     def _encode_prediction(self, call: InferRequest, reply: InferResponse) -> HttpResponse:
         return self._encode_inference(reply, _body_form(_form_of(call)), _NO_HEADERS.pairs)

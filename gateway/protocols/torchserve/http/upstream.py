@@ -19,7 +19,7 @@ from gateway.ir.calls import (
     ServerReadyRequest,
 )
 from gateway.ir.context import ModelRef, Origin
-from gateway.ir.errors import GatewayError
+from gateway.ir.errors import GatewayError, Unsupported
 from gateway.ir.limits import MessageLimits
 from gateway.protocols.torchserve.errors import FORM, OK
 from gateway.protocols.torchserve.http.form_fields import JSON_TYPE, media_type, multipart_form
@@ -32,13 +32,13 @@ from gateway.protocols.torchserve.messages import (
 )
 from gateway.protocols.torchserve.models import BodyForms, client_version
 from gateway.protocols.torchserve.paths import PING, PREDICTIONS
+from gateway.wire.errors import SUCCESSES
 from gateway.wire.http import Buffer, Headers, HttpRequest, HttpResponse
 from gateway.wire.metadata import http_headers
 from gateway.wire.opaque import passed_request
 from gateway.wire.url_names import url_segment
 
 NAME: Final = FORM.codec
-_SUCCESS: Final = range(200, 300)
 
 
 class TorchServeRestClient:
@@ -70,7 +70,7 @@ class TorchServeRestClient:
 
     def error_in(self, call: Call[Any], wire: HttpResponse) -> GatewayError | None:
         """Return the error of a server's response, with it as origin; None for a success."""
-        return None if wire.status in _SUCCESS else FORM.read(call.model, wire, self._limits)
+        return None if wire.status in SUCCESSES else FORM.read(call.model, wire, self._limits)
 
     def _prediction(self, call: InferRequest) -> HttpRequest:
         form = self._models.form(required_model(call).name)
@@ -90,7 +90,16 @@ class TorchServeRestClient:
         return passed_request(call, message, self._path(call, PREDICTIONS), *_sequence(call))
 
     def _sent(self, call: OpaqueCall, message: Origin) -> HttpRequest:
-        return passed_request(call, message, self._path(call, message.form))
+        """Return a client's request for an explanation, or for the description of a model.
+
+        Raises:
+            Unsupported: The description is of a model that has another name here.
+        """
+        if isinstance(message.form, str):
+            return passed_request(call, message, self._path(call, message.form))
+        if call.model != message.form.called.model:
+            raise Unsupported("a description has the name of the model", model=call.model)
+        return passed_request(call, message, self._path(call, PREDICTIONS))
 
     def _path(self, call: Call[Any], place: str) -> str:
         model = required_model(call)

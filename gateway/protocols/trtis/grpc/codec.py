@@ -69,7 +69,13 @@ from gateway.wire.errors import (
 )
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
 from gateway.wire.metadata import grpc_context, unary_request
-from gateway.wire.plain_protobuf import ProtobufMessages, passed_message, with_name, without_field
+from gateway.wire.plain_protobuf import (
+    ProtobufMessages,
+    passed_message,
+    passed_metadata,
+    with_name,
+    without_field,
+)
 from gateway.wire.protobuf import LEN, Parts, WireError, put_bytes, tag, varint
 from gateway.wire.protobuf_library import parse
 
@@ -376,7 +382,8 @@ def _question(method: str, write: Callable[[Any], Message], call: Call[Any]) -> 
 def _passed_inference(call: InferRequest, reply: Origin) -> GrpcResponse:
     """Return a server's response, with the name that the client has for the model."""
     name = "" if call.model is None else call.model.name
-    return GrpcResponse(with_name(reply.wire, (2, 1), name))
+    message = with_name(reply.wire, (2, 1), name)
+    return GrpcResponse(message, metadata=passed_metadata(reply.wire))
 
 
 def _read_health(_call: Call[bool], wire: GrpcResponse) -> bool:

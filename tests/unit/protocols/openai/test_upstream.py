@@ -240,7 +240,8 @@ def texts_of_stream(body: bytes, step: int) -> list[str]:
     parts: list[HttpResponse] = []
     for at in range(0, len(body), step):
         parts += splitter.receive(response(body[at : at + step], kind=EVENTS))
-    items = [found.decode_item(call, part) for part in [*parts, *splitter.end()]]
+    came = [part for part in [*parts, *splitter.end()] if found.is_item(call, part)]
+    items = [found.decode_item(call, part) for part in came]
     return [
         bytes(text).decode() for item in items for one in item.outputs for text in as_items(one)
     ]

@@ -38,7 +38,9 @@ from gateway.protocols.grps.brpc.compression import (
 )
 from gateway.protocols.grps.brpc.framing import BaiduFramer, frame_bytes, server_framer, split_frame
 from gateway.protocols.grps.errors import Unreadable
-from gateway.schema.baidu_std_pb2 import RpcMeta, RpcRequestMeta
+from gateway.protocols.grps.messages import failure
+from gateway.protocols.grps.protobuf.message import read_message, write_message
+from gateway.schema.baidu_std_pb2 import RpcMeta, RpcRequestMeta, RpcResponseMeta
 from gateway.wire.stream import Frame
 
 CODEC = BrpcCodec(DEFAULT_LIMITS, {})
@@ -178,6 +180,39 @@ def test_requests_are_compressed_as_configured(name: str) -> None:
     call = codec.decode_call(frame)
     assert isinstance(call, InferRequest)
     assert (ModelRef("m-1"), (FP32,)) == (call.model, call.inputs)
+
+
+@pytest.mark.parametrize("number", [NONE, GZIP, SNAPPY])
+def test_a_message_that_is_sent_on_is_compressed_as_configured(number: int) -> None:
+    """The option of the upstream counts; without it the bytes of the client go on."""
+    given = BrpcCodec(DEFAULT_LIMITS, {"compress": NAMES[ZLIB]}).encode_call(CALL)
+    call = CODEC.decode_call(given)
+    codec = BrpcCodec(DEFAULT_LIMITS, {"compress": NAMES[number]} if number else {})
+    assert codec.sends_on(call)
+    meta, rest = split_frame(codec.encode_call(call).view)
+    received_meta, message = split_frame(given.view)
+    if number == NONE:
+        assert (ZLIB, bytes(message)) == (meta.compress_type, bytes(rest))
+    else:
+        plain = bytes(decompress(received_meta.compress_type, message, 1 << 20))
+        assert number == meta.compress_type
+        assert sorted(plain) == sorted(bytes(decompress(number, rest, 1 << 20)))
+
+
+@pytest.mark.parametrize("number", [NONE, GZIP])
+def test_a_compressed_failure_is_rewritten(number: int) -> None:
+    """A compressed text may hold the traceback of a program."""
+    call = CODEC.decode_call(CODEC.encode_call(CALL))
+    text = write_message(failure(400, "refused"))
+    meta = RpcMeta(response=RpcResponseMeta(error_code=0), compress_type=number, correlation_id=9)
+    body = compress(number, b"".join(text) + b"\x82\x7d\x03own")
+    wire = Frame(frame_bytes(meta.SerializeToString(), [body]))
+    with pytest.raises(GatewayError) as caught:
+        CODEC.decode_reply(call, wire)
+    meta, rest = split_frame(CODEC.encode_error(call, caught.value).view)
+    assert NONE == meta.compress_type
+    assert (number == NONE) is bytes(rest).endswith(b"own")
+    assert "refused" == read_message(rest, DEFAULT_LIMITS).status.msg  # type: ignore[union-attr]  # it has one
 
 
 def test_float_tensors_are_views_of_the_frame() -> None:
