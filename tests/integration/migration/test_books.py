@@ -189,9 +189,7 @@ async def test_a_passthrough_is_in_the_books(tmp_path: Path) -> None:
     assert (request.body, reply.body) == (body, passed.body)
 
 
-async def replayed(
-    url: Url, options: Mapping[str, Any], calls: list[RecordedCall]
-) -> ReplayReport:
+async def replayed(url: Url, options: Mapping[str, Any], calls: list[RecordedCall]) -> ReplayReport:
     """Send recorded calls to a server."""
     connected = connect(url, options=options)
     service = complete_service(connected, url, {})
@@ -252,7 +250,12 @@ async def test_replayed_servers_have_the_options_of_their_upstreams(tmp_path: Pa
         document["migrations"] = {"m": {"route": "m", "old": "server", "new": "new"}}
         file = tmp_path / "gateway.yaml"
         file.write_text(yaml.safe_dump(document))
-        against = ["replay", str(tmp_path / "capture"), "--against", f"{way.url}://{server.address}"]
+        against = [
+            "replay",
+            str(tmp_path / "capture"),
+            "--against",
+            f"{way.url}://{server.address}",
+        ]
         named = [*against, "--compare", f"{file}#m", "--output", "json"]
         found = await asyncio.to_thread(gateway_command, *named)
         plain = await asyncio.to_thread(gateway_command, *against)
