@@ -16,8 +16,10 @@ from google.protobuf import json_format
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
+from msgspec.structs import replace  # noqa: TID251  # rows have no wire origin
 
 from gateway.api.protocol import Codec
+from gateway.app.listen.passthrough import NAME as PASSTHROUGH
 from gateway.ir.calls import Call, InferResponse, OpaqueCall
 from gateway.ir.context import Origin
 from gateway.ir.datatypes import Datatype
@@ -47,6 +49,16 @@ def codec_of(url: Url, options: Mapping[str, Any] = MappingProxyType({})) -> Cod
     # Every message names a model here; a listener's own default is not known.
     own = {spec.default_model: "default"} if spec.default_model else {}
     return spec.carriers[url.carrier].codec(MessageLimits(), spec.options({**own, **options}))
+
+
+def of_protocol(record: RecordedCall, name: str) -> RecordedCall:
+    """Return a call of `passthrough` as one of the HTTP codec *name*; all others as they are.
+
+    Nobody has read it, so the server that gets it says what it is.
+    """
+    if record.call.protocol != PASSTHROUGH or not name.endswith(".http"):
+        return record
+    return replace(record, call=replace(record.call, protocol=name))
 
 
 def can_forward(record: RecordedCall, codec: Codec[Any, Any] | None) -> bool:
@@ -113,8 +125,12 @@ def with_outputs(record: RecordedCall, items: Sequence[Sequence[Tensor]]) -> Rec
 
 
 def _outputs(name: str, method: str, body: bytes) -> tuple[Tensor, ...]:
-    found = name.partition(".")[0]
-    kind, varying = _types(found).get(method, (None, None))[1], protocol(found).varying
+    spec = None if name == PASSTHROUGH else protocol(name.partition(".")[0])
+    types = {} if spec is None else _types(spec.name)
+    kind, varying = (
+        types.get(method, (None, None))[1],
+        frozenset() if spec is None else spec.varying,
+    )
     text = event_data(body) or body
     try:
         value = json.loads(text) if kind is None else _values(kind, body)

@@ -42,6 +42,7 @@ from gateway.migration.replay.forwarded import (
     can_forward,
     forwarded_call,
     forwarded_outputs,
+    of_protocol,
     outputs_of_whole,
 )
 from gateway.migration.replay.wire_replay import recorded_message, with_recorded_types
@@ -203,7 +204,9 @@ class Replay:
     ) -> None:
         first_us: int | None = None
         number = 0
-        for record in calls:
+        for found in calls:
+            codec = self._codec
+            record = of_protocol(found, codec.name) if codec and codec.whole else found
             if self._stop.is_set() or number == self._options.limit:
                 return
             if record.missing and not can_forward(record, self._codec):

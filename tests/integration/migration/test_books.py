@@ -232,6 +232,33 @@ async def test_forwarded_calls_are_replayed_to_servers_of_their_form(
     assert other.summary.outcomes.get(Outcome.MATCH, 0) == errors
 
 
+async def test_a_passthrough_is_replayed_and_compared(tmp_path: Path) -> None:
+    """The codec of the server that gets the call says what it is; a capture compares with itself."""
+    way = WAYS["tfs.http kserve"]
+    async with recording(way) as server:
+        document = yaml.safe_load(config_of(way, server.address))
+        rules = {"upstream": "server", "post": ["/v1/models/*"]}
+        document["listeners"] = [
+            {"http": "127.0.0.1:0", "protocols": ["oip"], "passthrough": rules}
+        ]
+        async with running(with_books(tmp_path, yaml.safe_dump(document))) as gateway:
+            for path in ("predict", "explain"):
+                message = post(f"/v1/models/m:{path}", b'{"instances": [[1.0]], "own": 1}')
+                await send(way, gateway.addresses["main.http"], message)
+        calls = list(Capture(tmp_path / "capture").calls())
+        url = parse_url(f"{way.url}://{server.address}")
+        found = await replayed(url, way.options, calls)
+        other = await replayed(url, way.options, [differing(each) for each in calls])
+        arrived = [each.path for each in server.seen if is_call(each)]
+    assert (found.sent, found.left_out) == (2, {})
+    assert found.summary.outcomes == {Outcome.MATCH: 2}
+    assert Outcome.MATCH not in other.summary.outcomes
+    assert arrived == ["/v1/models/m:predict", "/v1/models/m:explain"] * 3
+    capture = str(tmp_path / "capture")
+    same = gateway_command("diff", capture, capture, "--output", "json")
+    assert json.loads(same.stdout)["outcomes"]["match"] == 2, same.stderr
+
+
 async def test_replayed_servers_have_the_options_of_their_upstreams(tmp_path: Path) -> None:
     """A path of another dialect reaches the server whose upstream names it; else the hint stands."""
     way = WAYS["tfs.http kserve"]
