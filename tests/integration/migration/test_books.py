@@ -180,8 +180,9 @@ async def test_a_passthrough_is_in_the_books(tmp_path: Path) -> None:
             body = b'{"instances": [[1.0]]}'
             passed = await send(way, front, post("/v1/models/m:predict", body))
             refused = await send(way, front, post("/elsewhere", body))
-    rows, (call,) = books(tmp_path)
+    rows, (call, other) = books(tmp_path)
     found = {row.path: (row.model, row.forwarded, row.refused) for row in rows}
+    assert (other.is_refused, other.missing) == (True, "refused by the gateway")
     assert (200, 405) == (passed.status, refused.status)
     assert {"/v1/models/m:predict": ("m", 1, 0), "/elsewhere": ("", 0, 1)} == found
     request, reply = call.wire
