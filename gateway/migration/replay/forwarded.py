@@ -19,7 +19,6 @@ from google.protobuf.message_factory import GetMessageClass
 from msgspec.structs import replace  # noqa: TID251  # rows have no wire origin
 
 from gateway.api.protocol import Codec
-from gateway.app.listen.passthrough import NAME as PASSTHROUGH
 from gateway.ir.calls import Call, InferResponse, OpaqueCall
 from gateway.ir.context import Origin
 from gateway.ir.datatypes import Datatype
@@ -31,6 +30,7 @@ from gateway.ir.unread import message_of
 from gateway.migration.captures.records import INVALID_VALUES, OLD, RecordedCall, item_rows
 from gateway.migration.replay.wire_messages import body_of
 from gateway.migration.replay.wire_replay import recorded_request
+from gateway.policies.access.operations import PASSTHROUGH
 from gateway.registry import protocol
 from gateway.settings.units import Url
 from gateway.wire.event_stream import event_data
