@@ -12,6 +12,10 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Final, Generic, Literal, NamedTuple, NoReturn, Protocol, TypeVar, cast
 
+from google.protobuf.descriptor import Descriptor
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from google.protobuf.descriptor_pool import DescriptorPool
+
 from gateway.api.platform import Platform
 from gateway.ir.calls import (
     Call,
@@ -625,6 +629,19 @@ class GrpcBinding:
     """Serialized FileDescriptorProtos for server reflection, dependencies first."""
     public: tuple[str, ...] = ()
 
+    def message_types(self) -> Mapping[str, tuple[Descriptor, Descriptor]]:
+        """Return the types of the request and the reply of each described method, by its path."""
+        pool, files = DescriptorPool(), self.file_descriptors()
+        for each in files:
+            pool.AddSerializedFile(each)
+        found = [pool.FindFileByName(FileDescriptorProto.FromString(each).name) for each in files]
+        return {
+            f"/{service.full_name}/{method.name}": (method.input_type, method.output_type)
+            for file in found
+            for service in file.services_by_name.values()
+            for method in service.methods
+        }
+
 
 def _unchanged(frame: Frame, /) -> Frame:
     return frame
@@ -834,6 +851,9 @@ class ProtocolSpec:
             it; it is in `ModelMetadata.declarations`.  Raises ValueError, or `OptionError` with
             the key.  None for a protocol that needs to be told nothing.
         platform: The platform whose containers speak the protocol; None for none.
+        varying: Members of replies that differ from call to call, such as ids and times: `id`, or
+            `meta.puid` within another one. Lists are passed through. Replies whose messages are
+            compared as a whole are compared without them.
     """
 
     name: str
@@ -856,6 +876,7 @@ class ProtocolSpec:
     own_posts: Callable[[str], tuple[str, ...]] = no_posts
     declaration: ReadDeclaration | None = None
     platform: Platform | None = None
+    varying: frozenset[str] = frozenset()
 
     @property
     def carriers(self) -> Mapping[str, HttpBinding | GrpcBinding | StreamBinding]:

@@ -39,6 +39,8 @@ class ModelMetadata:
             is no part of the signature.
         declarations: What the configuration declares for protocols, by the protocol; no part of
             the signature either.
+        reported: The inputs that the server reports, where the configuration has others; no part
+            of the signature either.
     """
 
     name: str
@@ -53,6 +55,7 @@ class ModelMetadata:
     configuration: ModelConfiguration | None = None
     dialect: str = field(default="", compare=False)
     declarations: Mapping[str, object] = field(default_factory=dict, compare=False, repr=False)
+    reported: tuple[TensorMetadata, ...] = field(default=(), compare=False, repr=False)
 
     def changed(self, **fields: Any) -> ModelMetadata:
         """Return a copy with *fields* changed."""

@@ -157,9 +157,10 @@ def _declared_shape(data: UntypedData, declared: TensorMetadata, found: Shape) -
     if not _matches(found, expected):
         where = value_place(data, ())
         member = f" of {data.member!r}" if data.member else ""
+        setting = data.rules.setting if abs(len(found) - len(expected)) == 1 else ""
         raise InvalidRequest(
             f"{where}{member} has shape {list(found)}: expected {list(expected)} for input "
-            f"{declared.name!r}"
+            f"{declared.name!r}{setting and f' ({setting}.batch)'}"
         )
     return found
 

@@ -106,7 +106,9 @@ class Signatures:
         if name in self._complete:
             return await self._with_target_fields(self._complete[name], call)
         found = await self._inner(call)
-        return found.changed(**self._partial[name]) if name in self._partial else found
+        if name not in self._partial:
+            return found
+        return found.changed(**self._partial[name], reported=found.inputs)
 
     async def _with_target_fields(
         self, declared: ModelMetadata, call: ModelMetadataRequest
@@ -131,6 +133,7 @@ class Signatures:
             decoupled=found.decoupled,
             dialect=found.dialect,
             declarations=found.declarations,
+            reported=found.inputs,
         )
 
     def _optional_deadline(self, deadline: float | None) -> float:

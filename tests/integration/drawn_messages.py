@@ -8,14 +8,12 @@ from __future__ import annotations
 import json
 import re
 import string
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from random import Random
 from typing import Any
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
-from google.protobuf.descriptor_pb2 import FileDescriptorProto
-from google.protobuf.descriptor_pool import DescriptorPool
 
 from gateway.registry import protocol
 from gateway.wire.protobuf import I32, I64, LEN, SGROUP, VARINT, fields, read_varint, tag, varint
@@ -28,21 +26,10 @@ Schema = tuple[Descriptor, Descriptor]
 
 
 @cache
-def schemas(name: str) -> dict[str, Schema]:
+def schemas(name: str) -> Mapping[str, Schema]:
     """Return the messages of each method of a protocol, by its path."""
     binding = protocol(name).grpc
-    if binding is None:
-        return {}
-    pool, found = DescriptorPool(), {}
-    for each in binding.file_descriptors():
-        pool.AddSerializedFile(each)
-    for each in binding.file_descriptors():
-        file = pool.FindFileByName(FileDescriptorProto.FromString(each).name)
-        for service in file.services_by_name.values():
-            for method in service.methods:
-                path = f"/{service.full_name}/{method.name}"
-                found[path] = (method.input_type, method.output_type)
-    return found
+    return {} if binding is None else binding.message_types()
 
 
 # Messages that say more than a given one, in other words.

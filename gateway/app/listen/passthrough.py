@@ -66,7 +66,7 @@ class ObservedPassthrough(Passthrough):
         rules: Which requests are passed on, and which of their headers.
         upstream: Its name.
         report: Counts and logs a request, with its error if it failed.
-        tap: Receives the requests that a server got; None for no tap.
+        tap: Receives the requests, also refused ones; None for no tap.
         reject: Counts and logs a request that was not read completely.
         count_bytes: Counts the bytes of requests and responses.
         check: Raises Forbidden if a client may not use the passthrough.
@@ -139,6 +139,7 @@ class ObservedPassthrough(Passthrough):
         except (Forbidden, InvalidRequest) as denied:
             error, is_refused = denied, True
             response = text_response(HTTP_STATUS[denied.code], denied.message)
+            answered.append(PassthroughRefusal(response.status, response.headers, response.body))
             yield attach_http_request_id(response, request_id)
         except GatewayError as failure:
             error = failure
@@ -153,8 +154,7 @@ class ObservedPassthrough(Passthrough):
                 )
                 record = self._record(call, started, error)
                 self._report(call, record, error, is_refused=is_refused)
-                if self._tap is not None and not is_refused:
-                    _record_in(self._tap, call, record, error, answered)
+                _record_in(self._tap, call, record, error, answered)
 
     def reject(self, error: GatewayError, /) -> HttpResponse:
         """Return *error* as a response, for a request that was not read completely."""
@@ -170,14 +170,20 @@ class ObservedPassthrough(Passthrough):
 
 
 def _record_in(
-    tap: Tap,
+    tap: Tap | None,
     call: OpaqueCall,
     record: CallRecord,
     error: GatewayError | None,
     answered: list[HttpResponse],
 ) -> None:
-    """Pass a request that a server got, and its response, to a tap that chooses it."""
+    """Pass a request and its response to a tap, if any, also where no server got it."""
+    if tap is None:
+        return
     try:
+        if error is not None and answered and isinstance(answered[-1], PassthroughRefusal):
+            error.client, error.request_id = call.context.client, call.context.request_id
+            tap.rejected(NAME, call.message.wire, error, answered[-1])
+            return
         exchange = tap.begin(call)
         if exchange is None:
             return

@@ -226,13 +226,17 @@ class RecordedCall(Struct, frozen=True):
         sequence = None if self.call.sequence is None else parse_sequence(self.call.sequence)
         inputs = [each for each in self.tensors if each.side == INPUT]
         outputs = [RequestedOutput(name, classes) for name, classes in details.get("outputs", ())]
-        needs = parse_needs(self.call.needs)
+        needs, size = parse_needs(self.call.needs), details.get("batch_size")
+        found = tuple(tensors_of(inputs, has_batch="batch_size" not in details))
+        if size is None and any(map(_is_one_item, found)):
+            # The model of the server says whether it has the axis that this gateway added.
+            needs, size = needs | {Need.BATCHING}, 1
         return InferRequest(
             model=ModelRef(self.call.model, self.call.version),
             context=Context(
                 protocol=self.call.protocol, request_id=self.call.request_id, needs=needs
             ),
-            inputs=tuple(tensors_of(inputs, has_batch="batch_size" not in details)),
+            inputs=found,
             outputs=tuple(outputs),
             id=details.get("id", ""),
             sequence=sequence,
@@ -240,7 +244,7 @@ class RecordedCall(Struct, frozen=True):
             timeout_us=details.get("timeout_us"),
             parameters=parse_parameters(self.call.parameters),
             flat_members=members_of(details.get("flat_members", {})),
-            batch_size=details.get("batch_size"),
+            batch_size=size,
             texts=None if "texts" not in details else convert(details["texts"], TextTask),
         )
 
@@ -609,6 +613,10 @@ def tensors_of(rows: Sequence[TensorRow], *, has_batch: bool = True) -> Iterable
             yield Tensor(row.name, datatype, shape, RawData(view))
         else:
             yield raw_tensor(row.name, datatype, shape, view)
+
+
+def _is_one_item(tensor: Tensor) -> bool:
+    return type(tensor.data) is UntypedData and tensor.data.rules.adds_axis
 
 
 _DATATYPES: Final = dict(Datatype.__members__)  # Datatype[...] takes four times as long

@@ -1,9 +1,9 @@
 """Flags of the commands that compare replies, and what they become."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -12,6 +12,7 @@ from gateway.app.build.declarations import described_models, read_declarations
 from gateway.app.build.routes import chain_of_target
 from gateway.cli.output import WRONG_USAGE, fail
 from gateway.config.load import ConfigError, LoadedConfig, load_file
+from gateway.config.models import UpstreamConfig
 from gateway.config.routes import TargetConfig
 from gateway.migration.compare.conditions import Condition, parse_fail_if, parse_fail_unless
 from gateway.migration.compare.summary import Summary
@@ -29,6 +30,7 @@ from gateway.migration.targets import check_migrations, live_migrations
 from gateway.policies.rename import TargetModel
 from gateway.policies.signatures import DescribedModels
 from gateway.service import Service
+from gateway.settings.units import Url
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -109,12 +111,21 @@ class CompareFile:
         migration: The migration.
         described: What it says about models of servers.
         new, old: The targets of its route; None without a route.
+        upstreams: The upstreams of the configuration.
     """
 
     migration: MigrationConfig
     described: DescribedModels
     new: TargetConfig | None = None
     old: TargetConfig | None = None
+    upstreams: Mapping[str, UpstreamConfig] = field(default_factory=dict)
+
+    def options(self, target: TargetConfig | None, url: Url) -> Mapping[str, Any]:
+        """Return the options of a target's upstream for the server at *url* of its protocol."""
+        if target is None or target.upstream is None:
+            return {}
+        upstream = self.upstreams[target.upstream]
+        return upstream.options if upstream.all_urls[0].protocol == url.protocol else {}
 
     def named(self, target: TargetConfig | None, end: Service, *, has_models: bool) -> Service:
         """Return *end* behind the names that a target of an upstream has.
@@ -148,7 +159,7 @@ def load_compare_file(source: str | None) -> CompareFile:
     live = lives.get(source.rpartition("#")[2])
     if live is None:
         return CompareFile(migration, described)
-    return CompareFile(migration, described, live.new, live.old)
+    return CompareFile(migration, described, live.new, live.old, loaded.config.upstreams)
 
 
 @dataclass(frozen=True, slots=True)

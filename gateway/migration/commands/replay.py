@@ -359,7 +359,12 @@ async def _run(  # noqa: PLR0913, PLR0917  # what the flags become
 ) -> ReplayReport:
     """Connect, send the calls, and close; Ctrl-C ends the sending."""
     adapt = partial(RecordedRequests, headers=server.metadata) if options.is_wire else None
-    connections = [(connect(url, adapt=adapt, tls=server.tls), url) for url in urls]
+    targets = compared.new, compared.old
+    forms = [compared.options(each, url) for each, url in zip(targets, urls, strict=False)]
+    connections = [
+        (connect(url, options=form, adapt=adapt, tls=server.tls), url)
+        for url, form in zip(urls, forms, strict=True)
+    ]
     # A layer that completes a call would write its message anew.
     services = [
         connected.service
@@ -369,7 +374,7 @@ async def _run(  # noqa: PLR0913, PLR0917  # what the flags become
             complete_service(connected, url, server.headers, compared.described),
             has_models=bool(options.models),
         )
-        for (connected, url), target in zip(connections, (compared.new, compared.old), strict=False)
+        for (connected, url), target in zip(connections, targets, strict=False)
     ]
     writer = await _results_writer(results, str(urls[0]), part, services[0])
     is_terminal = sys.stderr.isatty()
@@ -390,7 +395,7 @@ async def _run(  # noqa: PLR0913, PLR0917  # what the flags become
         options,
         rules_of(compared.migration.compare, named_rule),
         reference=services[1] if len(services) > 1 else None,
-        codec=codec_of(urls[0]),
+        codec=codec_of(urls[0], forms[0]),
         on_done=done,
         guards=guards,
     )

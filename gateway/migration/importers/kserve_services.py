@@ -50,17 +50,7 @@ class _Server(NamedTuple):
 
 
 def import_kserve(path: Path, http: str, grpc: str) -> Imported:
-    """Import a file of resources.
-
-    Args:
-        path: The file.
-        http: Address of the listener for HTTP.
-        grpc: Address of the listener for gRPC.
-
-    Raises:
-        OSError: The file cannot be read.
-        ValueError: It is not YAML, or a resource has another form.
-    """
+    """Import a file of resources as `ServiceImport` does; raises its errors for them, too."""
     imported = ServiceImport(path, _KINDS, http, grpc)
     runtimes = {
         each.required("metadata", "name"): each

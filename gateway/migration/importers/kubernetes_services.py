@@ -23,11 +23,18 @@ class ServiceImport:
     """
 
     def __init__(self, file: Path, kinds: Sequence[str], http: str, grpc: str) -> None:
-        """Read a file; *kinds* are the wanted ones, of which it needs the first.
+        """Read a file.
+
+        Args:
+            file: The file.
+            kinds: The wanted kinds of resources, of which it needs the first.
+            http: Address of the listener for HTTP.
+            grpc: Address of the listener for gRPC.
 
         Raises:
             OSError: The file cannot be read.
-            ValueError: It is not YAML, or has no resource of the first kind.
+            ValueError: It is not YAML, or has no resource of the first kind. What reads a resource
+                raises it for one of another form.
         """
         documents = read_documents(file)
         everything = [

@@ -31,6 +31,10 @@ _LONGEST_NAME: Final = 63
 # Implementations that are part of the orchestrator, and have no server.
 _BUILT_IN: Final = frozenset({"SIMPLE_MODEL", "SIMPLE_ROUTER", "RANDOM_ABTEST", "AVERAGE_COMBINER"})
 _TRUE: Final = "true"
+_TENSORS: Final = (
+    "env MODEL_METADATA with one input and one output that have name, datatype and shape (declare "
+    "them and import again)"
+)
 _AXIS: Final = re.compile(r"-1|[0-9]{1,18}")
 
 
@@ -43,17 +47,7 @@ class _Node(NamedTuple):
 
 
 def import_seldon(path: Path, http: str, grpc: str) -> Imported:
-    """Import a file of resources.
-
-    Args:
-        path: The file.
-        http: Address of the listener for HTTP.
-        grpc: Address of the listener for gRPC.
-
-    Raises:
-        OSError: The file cannot be read.
-        ValueError: It is not YAML, or a resource has another form.
-    """
+    """Import a file of resources as `ServiceImport` does; raises its errors for them, too."""
     imported = ServiceImport(path, [_KIND], http, grpc)
     names = [each.required("metadata", "name") for each in imported.resources]
     for place, each in enumerate(imported.resources):
@@ -166,7 +160,7 @@ class _DeploymentImport:
             elif is_chain:
                 node = _declared(predictor, name)
                 if node is None:
-                    reason = "does not declare one input and one output in MODEL_METADATA"
+                    reason = f"has no {_TENSORS}"
                 else:
                     found.append(node)
             if reason:

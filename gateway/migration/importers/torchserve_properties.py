@@ -198,7 +198,8 @@ class _Import:
                 archive.file,
                 1,
                 f"model {name!r}: an archive does not tell inputs and outputs; set "
-                f"models.{name}.signature for clients of other protocols",
+                f"models.{name}.signature for clients of other protocols, with the batch axis, and "
+                f"protocols.{_UPSTREAM}.batch: false if a request is no item of a batch",
             )
         )
 
@@ -212,9 +213,12 @@ class _Import:
         except ValueError as error:
             raise ValueError(f"{self._file}:{setting.line}: models is not JSON: {error}") from error
         for name, versions in document.items() if isinstance(document, dict) else ():
-            self._declared(name)
-            for version in versions if isinstance(versions, dict) else ():
+            declared = self._declared(name)
+            for version, own in versions.items() if isinstance(versions, dict) else ():
                 self._add_version(name, version)
+                size = own.get("batchSize") if isinstance(own, dict) else None
+                if isinstance(size, int) and size > 1 and "envelope" not in declared:
+                    declared["batch"] = True
 
     def _declared(self, name: str) -> dict[str, Any]:
         model = self._models.setdefault(name, {"protocols": {_UPSTREAM: {}}})

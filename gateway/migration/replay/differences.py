@@ -14,6 +14,7 @@ from gateway.migration.compare.rules import OutputRules
 from gateway.migration.compare.summary import Summary
 from gateway.migration.evidence.guards import Guards
 from gateway.migration.evidence.verdicts import Evidence, evidence_of, uncompared_evidence
+from gateway.migration.replay.forwarded import of_protocol
 from gateway.migration.replay.replay import compare, recorded_result
 from gateway.migration.replay.times import times_problem
 
@@ -63,7 +64,8 @@ class _Comparer:
             kept = self._kept.get(key)
             if kept is not None:
                 return _REPLIED, _REPLIED, kept
-        a, b = recorded_result(old), recorded_result(new)
+        a = recorded_result(of_protocol(old, new.call.protocol))
+        b = recorded_result(of_protocol(new, old.call.protocol))
         if a is None or b is None:
             a, b = a or _REPLIED, b or _REPLIED
             if a.error is b.error is None:

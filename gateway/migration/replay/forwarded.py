@@ -1,8 +1,8 @@
 """Calls that a server got as they came: sent again as bytes, and their replies compared as a whole.
 
 Nobody here has read their tensors. So a reply is two outputs: all numbers of its JSON, or of its
-message of protobuf, in the order of their sorted names; and all that is no number. Any other reply
-is its bytes.
+message of protobuf, in the order of their sorted names; and all that is no number. Members that
+the protocol says to differ from call to call are left out. Any other reply is its bytes.
 """
 
 import json
@@ -14,10 +14,9 @@ from typing import Any, Final
 import numpy as np
 from google.protobuf import json_format
 from google.protobuf.descriptor import Descriptor
-from google.protobuf.descriptor_pb2 import FileDescriptorProto
-from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
+from msgspec.structs import replace  # noqa: TID251  # rows have no wire origin
 
 from gateway.api.protocol import Codec
 from gateway.ir.calls import Call, InferResponse, OpaqueCall
@@ -31,6 +30,7 @@ from gateway.ir.unread import message_of
 from gateway.migration.captures.records import INVALID_VALUES, OLD, RecordedCall, item_rows
 from gateway.migration.replay.wire_messages import body_of
 from gateway.migration.replay.wire_replay import recorded_request
+from gateway.policies.access.operations import PASSTHROUGH
 from gateway.registry import protocol
 from gateway.settings.units import Url
 from gateway.wire.event_stream import event_data
@@ -49,6 +49,16 @@ def codec_of(url: Url, options: Mapping[str, Any] = MappingProxyType({})) -> Cod
     # Every message names a model here; a listener's own default is not known.
     own = {spec.default_model: "default"} if spec.default_model else {}
     return spec.carriers[url.carrier].codec(MessageLimits(), spec.options({**own, **options}))
+
+
+def of_protocol(record: RecordedCall, name: str) -> RecordedCall:
+    """Return a call of `passthrough` as one of the HTTP codec *name*; all others as they are.
+
+    Nobody has read it, so the server that gets it says what it is.
+    """
+    if record.call.protocol != PASSTHROUGH or not name.endswith(".http"):
+        return record
+    return replace(record, call=replace(record.call, protocol=name))
 
 
 def can_forward(record: RecordedCall, codec: Codec[Any, Any] | None) -> bool:
@@ -115,12 +125,17 @@ def with_outputs(record: RecordedCall, items: Sequence[Sequence[Tensor]]) -> Rec
 
 
 def _outputs(name: str, method: str, body: bytes) -> tuple[Tensor, ...]:
-    kind = _reply_types(name.partition(".")[0]).get(method)
+    spec = None if name == PASSTHROUGH else protocol(name.partition(".")[0])
+    types = {} if spec is None else _types(spec.name)
+    kind, varying = (
+        types.get(method, (None, None))[1],
+        frozenset() if spec is None else spec.varying,
+    )
     text = event_data(body) or body
     try:
         value = json.loads(text) if kind is None else _values(kind, body)
         numbers: list[float] = []
-        rest = json.dumps(_without_numbers(value, numbers), sort_keys=True).encode()
+        rest = json.dumps(_without_numbers(value, numbers, varying), sort_keys=True).encode()
     except (ValueError, RecursionError, DecodeError):
         return (items_tensor(REPLY, (1,), [body]),)
     array = np.array(numbers, "<f8")
@@ -131,19 +146,9 @@ def _outputs(name: str, method: str, body: bytes) -> tuple[Tensor, ...]:
 
 
 @cache
-def _reply_types(name: str) -> dict[str, Descriptor]:
-    """Return the type of the reply of each method of a protocol over gRPC, by its path."""
+def _types(name: str) -> Mapping[str, tuple[Descriptor, Descriptor]]:
     binding = protocol(name).grpc
-    files = () if binding is None else binding.file_descriptors()
-    pool, found = DescriptorPool(), {}
-    for each in files:
-        pool.AddSerializedFile(each)
-    for each in files:
-        file = pool.FindFileByName(FileDescriptorProto.FromString(each).name)
-        for service in file.services_by_name.values():
-            for method in service.methods:
-                found[f"/{service.full_name}/{method.name}"] = method.output_type
-    return found
+    return {} if binding is None else binding.message_types()
 
 
 def _values(kind: Descriptor, body: bytes) -> Any:
@@ -152,12 +157,25 @@ def _values(kind: Descriptor, body: bytes) -> Any:
     return json_format.MessageToDict(message, preserving_proto_field_name=True)
 
 
-def _without_numbers(value: Any, numbers: list[float]) -> Any:
-    """Return JSON with 0 for each number that a double has, which is added to *numbers*."""
+def _without_numbers(
+    value: Any, numbers: list[float], varying: frozenset[str], place: str = ""
+) -> Any:
+    """Return JSON with 0 for each number that a double has, which is added to *numbers*.
+
+    Args:
+        value: The JSON.
+        numbers: Gets the numbers, in the order of sorted names.
+        varying: Members that are left out.
+        place: That of the value, with a dot at its end; "" for the whole.
+    """
     if isinstance(value, dict):
-        return {key: _without_numbers(value[key], numbers) for key in sorted(value)}
+        return {
+            key: _without_numbers(value[key], numbers, varying, f"{place}{key}.")
+            for key in sorted(value)
+            if place + key not in varying
+        }
     if isinstance(value, list):
-        return [_without_numbers(each, numbers) for each in value]
+        return [_without_numbers(each, numbers, varying, place) for each in value]
     if type(value) is float or (type(value) is int and abs(value) <= MOST_EXACT):
         numbers.append(float(value))
         return 0

@@ -19,7 +19,7 @@ from gateway.api.protocol import Codec
 from gateway.concurrency.timeouts import Timeout
 from gateway.ir.calls import Call, InferRequest, StreamInferRequest, with_model
 from gateway.ir.context import ModelRef
-from gateway.ir.errors import ErrorCode, GatewayError, Unsupported
+from gateway.ir.errors import ErrorCode, GatewayError, InvalidRequest, Unsupported
 from gateway.ir.streams import close_stream
 from gateway.ir.tensor import Tensor
 from gateway.ir.unread import failure_of, is_refusal
@@ -42,6 +42,7 @@ from gateway.migration.replay.forwarded import (
     can_forward,
     forwarded_call,
     forwarded_outputs,
+    of_protocol,
     outputs_of_whole,
 )
 from gateway.migration.replay.wire_replay import recorded_message, with_recorded_types
@@ -50,6 +51,7 @@ from gateway.telemetry.error_texts import error_text
 
 CONCURRENCY: Final = 64
 """Calls in flight of a replay without a pace."""
+_OPTIONS: Final = "options of its server, such as `dialect`, are those of --compare FILE#NAME"
 _UNSENT: Final = frozenset({ErrorCode.UNAVAILABLE})
 LATE_S: Final = 0.01
 """A schedule whose 99th percentile is later than this is reported."""
@@ -202,7 +204,9 @@ class Replay:
     ) -> None:
         first_us: int | None = None
         number = 0
-        for record in calls:
+        for found in calls:
+            codec = self._codec
+            record = of_protocol(found, codec.name) if codec and codec.whole else found
             if self._stop.is_set() or number == self._options.limit:
                 return
             if record.missing and not can_forward(record, self._codec):
@@ -310,7 +314,10 @@ class Replay:
     def _request(self, record: RecordedCall) -> Call[Any]:
         if record.is_forwarded:
             assert self._codec is not None  # noqa: S101  # `can_forward`
-            whole = forwarded_call(record, self._codec)
+            try:
+                whole = forwarded_call(record, self._codec)
+            except GatewayError as error:
+                raise InvalidRequest(f"{error.message} ({_OPTIONS})") from error
             model = self._options.models.get(record.call.model)
             return whole if model is None else with_model(whole, model)
         if self._wire is not None:

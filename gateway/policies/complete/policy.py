@@ -51,6 +51,7 @@ from gateway.policies.complete.untyped import (
     quickly_typed,
     typed_reply,
     typed_request,
+    with_batch_axis,
 )
 from gateway.policies.complete.versions import resolve_version
 from gateway.policies.divide_rows import join_replies
@@ -225,8 +226,8 @@ class Complete:
         except errors.GatewayError as error:
             if error.code in _STALE_METADATA_CODES:
                 self._metadata.invalidate_if_stale(call.model)
-            if error.code is errors.ErrorCode.UPSTREAM:
-                await self._check_datatypes(request, error)
+            if error.code is errors.ErrorCode.UPSTREAM or request is not call:
+                await self._check_inputs(request, error)
             raise
 
     async def _sent_on(self, call: InferRequest) -> InferResponse | InferRequest:
@@ -271,14 +272,23 @@ class Complete:
         pending = _PendingCompletion(request, call.batch_size, metadata)
         return await self._complete_reply(pending, join_replies(replies))
 
-    async def _check_datatypes(self, request: InferRequest, error: errors.GatewayError) -> None:
+    async def _check_inputs(self, request: InferRequest, error: errors.GatewayError) -> None:
         """Say that an input has the wrong datatype, where a server has failed over it.
 
+        Where a server has refused a request, say that it has other axes than the configuration.
+
         Raises:
-            InvalidRequest: The model declares another datatype.
+            InvalidRequest: The model declares another datatype, or its server reports other axes.
         """
+        if error.code not in {errors.ErrorCode.UPSTREAM, errors.ErrorCode.INVALID_ARGUMENT}:
+            return
         metadata = await self._metadata.get_or_none(request.model or ModelRef(""))
-        declared = {} if metadata is None else {one.name: one.datatype for one in metadata.inputs}
+        if metadata is None:
+            return
+        if error.code is errors.ErrorCode.INVALID_ARGUMENT:
+            _check_axes(request, metadata, error)
+            return
+        declared = {one.name: one.datatype for one in metadata.inputs}
         for tensor in request.inputs:
             needed = declared.get(tensor.name)
             if needed is None or tensor.datatype is None or needed is tensor.datatype:
@@ -355,15 +365,14 @@ class Complete:
     async def _request(self, call: InferRequest) -> tuple[InferRequest, ModelMetadata | None]:
         """Return the completed request, and the metadata if the completion used them."""
         needs = self._needs
+        batching: ModelMetadata | None = None
         if Need.NUMERIC_VERSIONS in call.context.needs:
             call = await self._resolve_version(call)
         if call.flat_members:
             metadata = await self._get_metadata(call.model or ModelRef(""), _MEMBERS_UNKNOWN)
             call = split_flat_members(call, metadata)
         if is_untyped(call.inputs):
-            context = NO_CONTEXT if call.batch_size is None else _BATCHING
-            metadata = await self._get_metadata(call.model or ModelRef(""), _UNTYPED, context)
-            call = await run_bounded(typed_request, call, metadata)
+            call, batching = await self._typed(call)
         substitutes = substitute_kind(call.context.needs)
         # Keep substitutes that the upstream's codec would send as well.
         if (
@@ -378,7 +387,7 @@ class Complete:
         incomplete = not has_batch_size and (is_incomplete(call.inputs, needs) or is_raw)
         needs_outputs = Need.OUTPUTS in needs and not call.outputs
         if not (has_batch_size or incomplete or needs_outputs or Need.BATCHING in needs):
-            return call, None
+            return call, batching
         context = _BATCHING if has_batch_size or is_raw or Need.BATCHING in needs else NO_CONTEXT
         model = call.model or ModelRef("")
         reason = _REQUEST_INCOMPLETE if incomplete or has_batch_size else _TARGET_INCOMPLETE
@@ -393,6 +402,15 @@ class Complete:
             outputs = tuple([RequestedOutput(declared.name) for declared in metadata.outputs])
             call = call.changed(outputs=outputs)
         return call, metadata
+
+    async def _typed(self, call: InferRequest) -> tuple[InferRequest, ModelMetadata | None]:
+        """Return the request with datatypes, and the metadata if its item got an axis more."""
+        context = NO_CONTEXT if call.batch_size is None else _BATCHING
+        found = await self._get_metadata(call.model or ModelRef(""), _UNTYPED, context)
+        batching: ModelMetadata | None = None
+        if call.batch_size is not None and found.max_batch_size == 0:
+            found = batching = await run_bounded(with_batch_axis, call, found)
+        return await run_bounded(typed_request, call, found), batching
 
     async def _resolve_version(self, call: InferRequest) -> InferRequest:
         """Return *call* with the model's version for the caller's numeric version."""
@@ -497,6 +515,22 @@ class Complete:
                 "unavailable",
                 model=model,
             ) from error
+
+
+def _check_axes(request: InferRequest, metadata: ModelMetadata, error: errors.GatewayError) -> None:
+    """Raise that an input has other axes than the server reports, which refused it with *error*."""
+    reported = {one.name: one.shape for one in metadata.reported}
+    for tensor in request.inputs:
+        shape, needed = tensor.shape, reported.get(tensor.name)
+        if shape is not None and needed is not None and len(shape) != len(needed):
+            found = errors.InvalidRequest(
+                f"input {tensor.name!r} has shape {list(shape)} by models.NAME.signature, the "
+                f"model of the server needs {list(needed)}: expected a signature with its axes: "
+                f"{error.message}",
+                model=request.model,
+            )
+            found.origin = error.origin  # the server has refused it, not the gateway
+            raise found from error
 
 
 def _restored_inputs(

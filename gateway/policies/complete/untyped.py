@@ -14,18 +14,19 @@ import orjson
 from gateway.accelerator import accelerated
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import NO_PARAMETERS, ModelRef
-from gateway.ir.data import ArrayData, JsonLayout, RawData, UntypedData
+from gateway.ir.data import ArrayData, JsonLayout, RawData, TensorData, UntypedData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, TooLarge, UpstreamProtocolError
 from gateway.ir.field_tensors import element_tensor, field_tensor, setting_of
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
 from gateway.ir.nearest import may_lie_between
-from gateway.ir.number_lists import CODES, nested_numbers
+from gateway.ir.number_lists import CODES, nested_numbers, nested_shape
 from gateway.ir.tensor import Shape, Tensor
 from gateway.ir.untyped import (
     RowsForm,
     declared_form,
     matrix_tensor,
+    parsed,
     table_columns,
     typed_tensor,
     value_place,
@@ -149,9 +150,7 @@ def typed_request(call: InferRequest, metadata: ModelMetadata) -> InferRequest:
     data = first.data
     if type(data) is UntypedData and data.columns is not None:
         inputs = _of_table(model, data, metadata)
-    elif (call.batch_size is not None and metadata.supports_batching) or (
-        type(data) is UntypedData and data.rules.adds_axis
-    ):
+    elif metadata.supports_batching if call.batch_size is not None else _adds_axis(data):
         items = _of_values(model, call.inputs, _of_items(model, call.inputs, metadata))
         inputs = tuple([_with_first_axis(each) for each in items])
     else:
@@ -159,6 +158,29 @@ def typed_request(call: InferRequest, metadata: ModelMetadata) -> InferRequest:
     if call.batch_size is None:
         return call.changed(inputs=inputs)
     return call.changed(inputs=inputs, batch_size=None)
+
+
+def with_batch_axis(call: InferRequest, metadata: ModelMetadata) -> ModelMetadata:
+    """Return the metadata of a model that batches, if it has an axis more than the item of *call*.
+
+    The batch axis of a server without a largest batch is an axis like any other.
+    """
+    batching = metadata.changed(max_batch_size=None)
+    if not (batching.supports_batching and is_untyped(call.inputs)):
+        return metadata
+    ranks = {each.name: len(each.shape or ()) for each in metadata.inputs}
+    only = metadata.inputs[0].name if len(ranks) == 1 else ""
+    for tensor in call.inputs:
+        rank, data = ranks.get(tensor.name or only), tensor.data
+        if type(data) is not UntypedData or type(data.value) is memoryview:
+            return metadata
+        if rank != len(nested_shape(parsed(data).value)) + 1:
+            return metadata
+    return batching
+
+
+def _adds_axis(data: TensorData) -> bool:
+    return type(data) is UntypedData and data.rules.adds_axis
 
 
 def _of_items(model: ModelRef, tensors: Sequence[Tensor], metadata: ModelMetadata) -> ModelMetadata:

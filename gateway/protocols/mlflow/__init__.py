@@ -43,4 +43,8 @@ SPEC = ProtocolSpec(
     sidecar=SidecarDefaults(default_model="model"),
     declaration=read_declaration,
     platform=PLATFORM,
+    # Of models of chats and of agents.
+    varying=frozenset(
+        {"id", "created", "created_at", "output.id", "choices.message.tool_calls.id"}
+    ),
 )

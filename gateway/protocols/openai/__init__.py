@@ -26,6 +26,22 @@ _CLIENT_HEADERS = (
 )
 """What OpenAI's own client for JavaScript sends, from web pages too."""
 
+_VARYING = frozenset(
+    {
+        "id",
+        "created",
+        "system_fingerprint",
+        "timings",
+        "choices.message.tool_calls.id",
+        "choices.delta.tool_calls.id",
+        "usage.queue_time",
+        "usage.prompt_time",
+        "usage.completion_time",
+        "usage.total_time",
+    }
+)
+"""Ids, and times that some servers measure: those of llama.cpp and of Groq."""
+
 SPEC = ProtocolSpec(
     name="openai",
     title="OpenAI embeddings, rerank and completions",
@@ -42,4 +58,5 @@ SPEC = ProtocolSpec(
     options=check_options,
     process_options=process_options,
     declaration=read_declaration,
+    varying=_VARYING,
 )

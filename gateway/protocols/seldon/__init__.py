@@ -27,4 +27,5 @@ SPEC = ProtocolSpec(
     # Its server has one model, which no request names.
     sidecar=SidecarDefaults(default_model="model"),
     declaration=read_declaration,
+    varying=frozenset({"meta.puid", "meta.metrics"}),
 )

@@ -60,4 +60,6 @@ SPEC = ProtocolSpec(
     platform=PLATFORM,
     # Clients of KServe V1 ask there whether the server is alive.
     sidecar=SidecarDefaults(options={"root": True}),
+    # Of a CloudEvent.
+    varying=frozenset({"id", "time"}),
 )

@@ -48,4 +48,5 @@ SPEC = ProtocolSpec(
     classifies=True,
     process_options=process_options,
     defects=(_CANCELLED_CALLS,),
+    varying=frozenset({"request_status.request_id"}),
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -26,6 +28,7 @@ from gateway.migration.replay.replay import Replay, ReplayOptions, ReplayReport
 from gateway.registry import PROTOCOLS, protocol
 from gateway.settings.units import Url, parse_url
 from tests.integration.asking_kit import running
+from tests.integration.cli_kit import gateway as gateway_command
 from tests.integration.migration.mirror_kit import evidence, is_balanced, until
 from tests.integration.test_whole_messages import config_of
 from tests.integration.whole_messages import (
@@ -177,8 +180,9 @@ async def test_a_passthrough_is_in_the_books(tmp_path: Path) -> None:
             body = b'{"instances": [[1.0]]}'
             passed = await send(way, front, post("/v1/models/m:predict", body))
             refused = await send(way, front, post("/elsewhere", body))
-    rows, (call,) = books(tmp_path)
+    rows, (call, other) = books(tmp_path)
     found = {row.path: (row.model, row.forwarded, row.refused) for row in rows}
+    assert (other.is_refused, other.missing) == (True, "refused by the gateway")
     assert (200, 405) == (passed.status, refused.status)
     assert {"/v1/models/m:predict": ("m", 1, 0), "/elsewhere": ("", 0, 1)} == found
     request, reply = call.wire
@@ -186,11 +190,11 @@ async def test_a_passthrough_is_in_the_books(tmp_path: Path) -> None:
     assert (request.body, reply.body) == (body, passed.body)
 
 
-async def replayed(url: Url, calls: list[RecordedCall]) -> ReplayReport:
+async def replayed(url: Url, options: Mapping[str, Any], calls: list[RecordedCall]) -> ReplayReport:
     """Send recorded calls to a server."""
-    connected = connect(url)
+    connected = connect(url, options=options)
     service = complete_service(connected, url, {})
-    replay = Replay(service, ReplayOptions(), OutputRules(), codec=codec_of(url))
+    replay = Replay(service, ReplayOptions(), OutputRules(), codec=codec_of(url, options))
     try:
         return await replay.run(iter(calls))
     finally:
@@ -216,19 +220,77 @@ async def test_forwarded_calls_are_replayed_to_servers_of_their_form(
             for message in way.messages.values():
                 await send(way, front, message)
         calls = [each for each in Capture(tmp_path / "capture").calls() if each.is_forwarded]
-        if way.listener:  # no URL says that a server has paths of another dialect
-            calls = [call for call in calls if not any(":explain" in row.head for row in call.wire)]
         bodies = [each.body for call in calls for each in call.wire if each.side == "request"]
         server.seen.clear()
         address = parse_url(f"{way.url}://{server.address}")
-        found = await replayed(address, calls)
-        other = await replayed(address, [differing(each) for each in calls])
+        found = await replayed(address, way.options, calls)
+        other = await replayed(address, way.options, [differing(each) for each in calls])
         sent = [each.body for each in server.seen]
     assert (found.sent, found.left_out, found.failed) == (len(calls), {}, 0)
     assert [each for each in sent if each in bodies] == bodies * 2
     assert found.summary.outcomes.get(Outcome.MATCH, 0) == len(calls)
     errors = sum(call.error_code is not None for call in calls)
     assert other.summary.outcomes.get(Outcome.MATCH, 0) == errors
+
+
+async def test_a_passthrough_is_replayed_and_compared(tmp_path: Path) -> None:
+    """The codec of the server that gets the call says what it is; a capture compares with itself."""
+    way = WAYS["tfs.http kserve"]
+    async with recording(way) as server:
+        document = yaml.safe_load(config_of(way, server.address))
+        rules = {"upstream": "server", "post": ["/v1/models/*"]}
+        document["listeners"] = [
+            {"http": "127.0.0.1:0", "protocols": ["oip"], "passthrough": rules}
+        ]
+        async with running(with_books(tmp_path, yaml.safe_dump(document))) as gateway:
+            for path in ("predict", "explain"):
+                message = post(f"/v1/models/m:{path}", b'{"instances": [[1.0]], "own": 1}')
+                await send(way, gateway.addresses["main.http"], message)
+        calls = list(Capture(tmp_path / "capture").calls())
+        url = parse_url(f"{way.url}://{server.address}")
+        found = await replayed(url, way.options, calls)
+        other = await replayed(url, way.options, [differing(each) for each in calls])
+        arrived = [each.path for each in server.seen if is_call(each)]
+    assert (found.sent, found.left_out) == (2, {})
+    assert found.summary.outcomes == {Outcome.MATCH: 2}
+    assert Outcome.MATCH not in other.summary.outcomes
+    assert arrived == ["/v1/models/m:predict", "/v1/models/m:explain"] * 3
+    capture = str(tmp_path / "capture")
+    same = gateway_command("diff", capture, capture, "--output", "json")
+    assert json.loads(same.stdout)["outcomes"]["match"] == 2, same.stderr
+
+
+async def test_replayed_servers_have_the_options_of_their_upstreams(tmp_path: Path) -> None:
+    """A path of another dialect reaches the server whose upstream names it; else the hint stands."""
+    way = WAYS["tfs.http kserve"]
+    async with recording(way) as server:
+        text = with_books(tmp_path, config_of(way, server.address))
+        async with running(text) as gateway:
+            front = next(iter(gateway.addresses.values()))
+            await send(way, front, way.messages["explain"])
+        document = yaml.safe_load(text)
+        targets = [{"upstream": "server"}, {"upstream": "new", "weight": 0}]
+        document["routes"] = [{"name": "m", "targets": targets}]
+        document["upstreams"]["new"] = {
+            "url": f"{way.url}://127.0.0.1:1",
+            "options": {"dialect": "kserve"},
+        }
+        document["migrations"] = {"m": {"route": "m", "old": "server", "new": "new"}}
+        file = tmp_path / "gateway.yaml"
+        file.write_text(yaml.safe_dump(document))
+        against = [
+            "replay",
+            str(tmp_path / "capture"),
+            "--against",
+            f"{way.url}://{server.address}",
+        ]
+        named = [*against, "--compare", f"{file}#m", "--output", "json"]
+        found = await asyncio.to_thread(gateway_command, *named)
+        plain = await asyncio.to_thread(gateway_command, *against)
+        paths = [each.path for each in server.seen if is_call(each)]
+    assert json.loads(found.stdout)["outcomes"]["match"] == 1, found.stderr
+    assert paths == ["/v1/models/m:explain"] * 2
+    assert (plain.returncode, "--compare FILE#NAME" in plain.stdout) == (1, True)
 
 
 class PlantedServer(RecordingServer):

@@ -86,6 +86,19 @@ def test_an_archive_alone_has_its_model(tmp_path: Path) -> None:
     assert set(import_torchserve(tmp_path).config["models"]) == {"p", "t"}
 
 
+def test_a_model_whose_server_batches_has_one_item_in_a_request(tmp_path: Path) -> None:
+    """A batch of 1, or of no number, says nothing."""
+    models = {"owl": {"1.0": {"batchSize": 4}}, "cat": {"1.0": {"batchSize": 1}, "2.0": 7}}
+    file = tmp_path / "config.properties"
+    file.write_text(f"models={json.dumps(models)}\n")
+    found = import_torchserve(file)
+    load_checked_mapping(found.config)
+    declared = {
+        name: model["protocols"]["torchserve"] for name, model in found.config["models"].items()
+    }
+    assert declared == {"owl": {"batch": True}, "cat": {}}
+
+
 @pytest.mark.parametrize(
     "data",
     [b"no zip", b'{"model": {}}', b"[]", b"{", b'{"model": {"modelName": 1}}'],

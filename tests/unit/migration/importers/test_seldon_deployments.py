@@ -209,14 +209,14 @@ def test_a_chain_of_declared_models_becomes_a_pipeline(tmp_path: Path) -> None:
         (
             {"name": "ab", "implementation": "RANDOM_ABTEST", "children": [{"name": "a"}]},
             [],
-            ["'ab' is a RANDOM_ABTEST", "'a' does not declare"],
+            ["'ab' is a RANDOM_ABTEST", "'a' has no env MODEL_METADATA"],
         ),
         ({"name": "r", "type": "ROUTER"}, [], ["'r' is a ROUTER"]),
         ({"name": "m", "methods": ["ROUTE"]}, [], ["'m' is a custom unit"]),
         (
             {"name": "t", "children": [{"name": "a"}, {"name": "b", "type": "COMBINER"}]},
             [],
-            ["'t' has 2 children", "'a' does not declare", "'b' is a COMBINER"],
+            ["'t' has 2 children", "'a' has no env MODEL_METADATA", "'b' is a COMBINER"],
         ),
         (
             _CHAIN,
@@ -224,7 +224,7 @@ def test_a_chain_of_declared_models_becomes_a_pipeline(tmp_path: Path) -> None:
                 container("clean", inputs=[{"messagetype": "tensor"}], outputs=tensor("y", 1)),
                 container("score", inputs=tensor("a", 1), outputs=[*tensor("b", 1)] * 2),
             ],
-            ["'clean' does not declare", "'score' does not declare"],
+            ["'clean' has no env MODEL_METADATA", "'score' has no env MODEL_METADATA"],
         ),
         (
             _CHAIN,
@@ -232,7 +232,7 @@ def test_a_chain_of_declared_models_becomes_a_pipeline(tmp_path: Path) -> None:
                 {"name": "clean", "env": [{"name": "MODEL_METADATA", "value": "["}]},
                 {"name": "score", "env": [{"name": "OTHER", "value": "["}]},
             ],
-            ["'clean' does not declare", "'score' does not declare"],
+            ["'clean' has no env MODEL_METADATA", "'score' has no env MODEL_METADATA"],
         ),
     ],
 )
