@@ -27,6 +27,7 @@ from gateway.migration.replay.forwarded import codec_of
 from gateway.migration.replay.replay import Replay, ReplayOptions, ReplayReport
 from gateway.registry import PROTOCOLS, protocol
 from gateway.settings.units import Url, parse_url
+from gateway.wire.errors import SUCCESSES
 from tests.integration.asking_kit import running
 from tests.integration.cli_kit import gateway as gateway_command
 from tests.integration.migration.mirror_kit import evidence, is_balanced, until
@@ -36,6 +37,7 @@ from tests.integration.whole_messages import (
     Answer,
     RecordingServer,
     Sent,
+    client_codec_of,
     post,
     recording,
     send,
@@ -98,7 +100,7 @@ async def test_messages_of_every_protocol_are_in_the_books(
     arrived = [each for each in arrived if each.body in bodies]
     assert (len(arrived), found["calls"], len(calls)) == (len(expected),) * 3
     assert {row.protocol for row in rows} == {call.call.protocol for call in calls}
-    assert {row.protocol for row in rows} == {name.partition(" ")[0]}
+    assert {row.protocol for row in rows} == {client_codec_of(name)}
     assert {row.client for row in rows} == {"127.0.0.1"}
     forwarded = [call for call in calls if call.is_forwarded]
     # A reply that nobody here can read makes a call of tensors one of bytes.
@@ -301,12 +303,12 @@ class PlantedServer(RecordingServer):
     def answer(self, sent: Sent) -> Answer:
         """Return another reply that a gateway sends on."""
         found, body = super().answer(sent), b"[7]"
-        if not self.differs or found.status not in {0, 200} or not is_call(sent):
+        if not self.differs or found.status not in {0, *SUCCESSES} or not is_call(sent):
             return found
-        if not found.body.startswith(b"{"):
+        if found.body and not found.body.startswith(b"{"):
             body = found.body.replace(b"own", b"oWn").replace(b"one", b"two")
             body = body.replace(b"\x00\xff", b"\x01\xff").replace(b"@@", b"A@")
-        return found._replace(body=body)
+        return found._replace(status=min(found.status, 200), body=body)  # 204 has no body
 
 
 class Mirrored:
@@ -329,7 +331,11 @@ class Mirrored:
         """
         for place, name in enumerate(self.servers):
             way = WAYS[name]
-            front = self.gateway.addresses[f"l{place}.{way.url.partition('+')[2]}"]
+            front = next(
+                address
+                for listener, address in self.gateway.addresses.items()
+                if listener.startswith(f"l{place}.")
+            )
             for message in way.messages.values():
                 await send(way, front, message)
         counted = await until(self.gateway, is_balanced)
@@ -377,7 +383,7 @@ async def mirrored(
             upstreams = {f"o{place}": base.pop("upstreams")["server"], f"n{place}": fresh}
             document["upstreams"].update(upstreams)
             targets = [{"upstream": f"o{place}"}, {"upstream": f"n{place}", "weight": 0}]
-            match = {"protocol": name.partition(" ")[0]}
+            match = {"protocol": client_codec_of(name)}
             document["routes"].append({"name": f"r{place}", "match": match, "targets": targets})
             document["migrations"][f"m{place}"] = {
                 "route": f"r{place}",
@@ -398,7 +404,7 @@ def forwarded_calls(directory: Path, names: Sequence[str]) -> dict[str, list[Rec
         name: [
             each
             for each in calls
-            if each.is_forwarded and each.call.protocol == name.partition(" ")[0]
+            if each.is_forwarded and each.call.protocol == client_codec_of(name)
         ]
         for name in names
     }

@@ -108,7 +108,7 @@ class BrpcMessages:
         found = RpcMeta(
             response=RpcResponseMeta(error_code=0),
             compress_type=meta.compress_type,
-            attachment_size=meta.attachment_size,
+            attachment_size=meta.attachment_size or None,
         )
         return Frame(frame_bytes(found.SerializeToString(), [rest]))
 
