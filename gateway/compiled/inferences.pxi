@@ -192,11 +192,11 @@ cdef class _CallWriter:
 
     cdef object _write, _like, _call, _id_name
     cdef Py_ssize_t _model, _version, _context, _inputs, _outputs, _id, _sequence, _priority, _timeout, _parameters
-    cdef Py_ssize_t _metadata, _request_id, _deadline, _message, _wire_metadata, _wire_deadline
+    cdef Py_ssize_t _metadata, _request_id, _deadline, _message, _wire_metadata, _wire_deadline, _origin, _unknown
 
     def __cinit__(self, write, method):
         from gateway.ir.calls import InferRequest
-        from gateway.ir.context import REQUEST_ID, Context, ModelRef
+        from gateway.ir.context import REQUEST_ID, Context, ModelRef, Origin
         from gateway.wire.grpc import GrpcRequest
 
         self._write, self._like, self._call, self._id_name = write, GrpcRequest(method), InferRequest, REQUEST_ID
@@ -209,6 +209,7 @@ cdef class _CallWriter:
         self._deadline, self._message = _offset(Context, "deadline"), _offset(GrpcRequest, "message")
         self._wire_metadata = _offset(GrpcRequest, "metadata")
         self._wire_deadline = _offset(GrpcRequest, "deadline")
+        self._origin, self._unknown = _offset(Context, "origin"), _offset(Origin, "unknown")
 
     def write(self, call):
         if type(call) is not self._call:
@@ -225,12 +226,15 @@ cdef class _CallWriter:
         version = _field(model, self._version)
         if version and not (version.isascii() and version.isdecimal()):
             return None
+        context = _field(call, self._context)
+        origin = _field(context, self._origin)
+        if origin is not None and _field(origin, self._unknown):
+            return None
         message = self._write(
             model, _field(call, self._id), _field(call, self._inputs), _field(call, self._outputs)
         )
         if message is None:
             return None
-        context = _field(call, self._context)
         pairs, request_id = _field(context, self._metadata), _field(context, self._request_id)
         wire = _copy_of(self._like)
         _set_field(wire, self._message, message)

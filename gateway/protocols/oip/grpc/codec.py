@@ -246,10 +246,7 @@ class GrpcCodec(
             Unsupported: The dialect cannot carry it.
             TooLarge: The server accepts no request of this size.
         """
-        origin = call.context.origin
-        plain = None
-        if self._write_plain is not None and (origin is None or not origin.unknown):
-            plain = self._write_plain(call)
+        plain = None if self._write_plain is None else self._write_plain(call)
         return super().encode_call(call) if plain is None else plain
 
     def encode_cut_through(self, call: Call[Any], /) -> GrpcRequest | None:

@@ -130,7 +130,8 @@ class Inferences:
         """Write the response to *call*; the data of large tensors are not copied."""
         # The response has the caller's id, never one that a server created.
         outputs = with_c_values(call, reply).outputs if call.outputs else reply.outputs
-        unknown = unknown_of(reply.origin, NAME)
+        origin = reply.origin
+        unknown = unknown_of(origin, NAME) if origin is not None and origin.unknown else b""
         if not reply.parameters and not unknown:
             plain = self._plain_replies.write(reply.model, call.id, outputs)
             if plain is not None:
@@ -285,12 +286,14 @@ def call_writer(write: MessageWriter, method: str) -> CallWriter:
             return None
         if call.sequence is not None or call.priority or call.timeout_us is not None:
             return None
+        context = call.context
+        if context.origin is not None and context.origin.unknown:
+            return None
         if model.version and not (model.version.isascii() and model.version.isdecimal()):
             return None
         message = write(model, call.id, call.inputs, call.outputs)
         if message is None:
             return None
-        context = call.context
         fields: Metadata = ()
         if context.metadata:
             fields = metadata_with_id(context.metadata, context.request_id)

@@ -101,7 +101,8 @@ def encode_response(
         Unsupported: The client requested JSON, and JSON cannot represent an output.
     """
     outputs = with_c_values(call, reply).outputs if call.outputs else reply.outputs
-    unknown = unknown_of(reply.origin, NAME)
+    origin = reply.origin
+    unknown = unknown_of(origin, NAME) if origin is not None and origin.unknown else b""
     if form is ALL_JSON and not reply.parameters and not unknown:
         whole = _write_integers(reply.model, call.id, outputs)
         if whole is not None:
