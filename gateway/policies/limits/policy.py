@@ -131,9 +131,8 @@ class CallLimits:
             DeadlineExceeded: The deadline expired, possibly before the call was sent.
         """
         kind = type(call)
-        is_limited = kind is InferRequest or kind is StreamInferRequest
-        places, retries = self._places if is_limited else self._without, self._retries
-        inner = self._inner
+        without, retries, inner = self._without, self._retries, self._inner
+        places = self._places if kind is InferRequest or kind is StreamInferRequest else without
         if places.used < places.limit:
             places.used += 1
         else:

@@ -136,8 +136,9 @@ class GrpcClientConnection(_CallStreams):
         self.is_used = True
         core = self.core
         stream = core.writer.open(None)
-        is_unary = waiter is not None
-        call = ClientCall(self, stream, pool.message_bytes, self.turn, is_unary, waiter, withholds)
+        call = ClientCall(
+            self, stream, pool.message_bytes, self.turn, waiter is not None, waiter, withholds
+        )
         stream.owner = call
         metadata = wire.metadata
         frames = None
@@ -357,9 +358,8 @@ class GrpcConnectionPool:
 
     def find(self, now: float) -> GrpcClientConnection | None:
         """Return a connection that can carry one more call, if there is one."""
-        oldest = now - self._age_s
         for connection in self._connections:
-            if connection.created_at < oldest and connection.is_used:
+            if now - connection.created_at > self._age_s and connection.is_used:
                 self._connections.remove(connection)
                 connection.retire()
                 return self.find(now)

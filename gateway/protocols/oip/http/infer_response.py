@@ -256,10 +256,7 @@ def decode_response(
             _check_id(call, sent_id, found, echoes_id)
     if call.outputs:
         outputs = _selected(call, outputs)
-    origin = Origin(NAME, wire)
-    if parsed.unknown:
-        origin = Origin(NAME, wire, unknown=parsed.unknown)
-    model = parsed.model
+    model, unknown = parsed.model, parsed.unknown
     if not model.name and call.model is not None:
         model = ModelRef(call.model.name, model.version)
     return InferResponse(
@@ -270,7 +267,7 @@ def decode_response(
         has_nonfinite_words=dialect.has_nonfinite_words,
         has_null_infinities=dialect.has_null_infinities,
         has_half_in_json=dialect.has_half_in_json,
-        origin=origin,
+        origin=Origin(NAME, wire, unknown=unknown) if unknown else Origin(NAME, wire),
     )
 
 
