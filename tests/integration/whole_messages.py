@@ -660,9 +660,7 @@ WAYS |= {
                 for key, answer in WAYS["grps.grpc"].answers.items()
             },
             b"code": Answer(2004, b"own code", PLAIN),
-            b"\x1f\x8b": Answer(
-                0, gzip.compress(WAYS["grps.grpc"].answers[b""].body) + b"own", "2 3"
-            ),
+            b"\x1f\x8b": Answer(0, gzip.compress(WAYS["grps.grpc"].answers[b""].body), "2 0"),
         },
         schema=grps_pb2.GrpsMessage,
     ),

@@ -80,7 +80,7 @@ class UpstreamErrorText:
 
 
 class BrpcMessages:
-    """How frames pass: with the bytes of their message and attachment, and metadata of our own.
+    """How frames pass: with the bytes of their message, and metadata of our own.
 
     Args:
         limits: The limits of a message.
@@ -103,14 +103,13 @@ class BrpcMessages:
         return self.is_plain(wire)
 
     def passed(self, reply: Origin, /) -> Frame:
-        """Return the response of a server as the client gets it, but for its correlation."""
+        """Return the response of a server as the client gets it, but for its correlation.
+
+        It has no attachment: clients of grps expect none.
+        """
         meta, rest = split_frame(reply.wire.view)
-        found = RpcMeta(
-            response=RpcResponseMeta(error_code=0),
-            compress_type=meta.compress_type,
-            attachment_size=meta.attachment_size or None,
-        )
-        return Frame(frame_bytes(found.SerializeToString(), [rest]))
+        found = RpcMeta(response=RpcResponseMeta(error_code=0), compress_type=meta.compress_type)
+        return Frame(frame_bytes(found.SerializeToString(), [message_in(meta, rest)]))
 
     def decompressed(self, meta: RpcMeta, rest: memoryview) -> memoryview:
         """Return the message before the attachment. Raises Unreadable where there is none."""
