@@ -10,12 +10,8 @@ from gateway import registry
 from gateway.config.models import Config
 from gateway.config.yaml_tree import Finding, KeyPath, path_text
 from gateway.ir.identity import ANONYMOUS
+from gateway.settings.units import is_url
 from gateway.telemetry.access_metrics import OTHER
-
-
-def is_url(jwks: str) -> bool:
-    """Return whether a key set is fetched; otherwise it is a file."""
-    return jwks.startswith(("https://", "http://"))
 
 
 def check_access(config: Config) -> Iterator[Finding]:

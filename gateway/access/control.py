@@ -20,7 +20,6 @@ from prometheus_client.core import Metric
 
 from gateway import registry
 from gateway.access.authenticator import AccessRules, ListenerAuthenticator, Mode, Proxy
-from gateway.access.checks import is_url
 from gateway.access.clients import Clients
 from gateway.access.external import ExternalAccess
 from gateway.access.key_file import KeyFile, read_key_file
@@ -46,6 +45,7 @@ from gateway.config.load import LoadedConfig
 from gateway.config.models import Config
 from gateway.policies.forward_headers import forwards_authorization
 from gateway.settings.config_view import ConfigView
+from gateway.settings.units import is_url
 from gateway.telemetry import names
 from gateway.telemetry.families import counter_family
 from gateway.telemetry.reload_metrics import APPLIED, FAILED

@@ -43,7 +43,7 @@ from gateway.settings.fields import (
 )
 from gateway.settings.model import Model
 from gateway.settings.patterns import is_pattern
-from gateway.settings.units import UNIX, Url
+from gateway.settings.units import UNIX, Url, is_url
 
 
 class StreamConfig(Model):
@@ -257,7 +257,7 @@ class UpstreamConfig(Model):
                 "expected one for each address"
             )
         for page in self.metrics:
-            if not page.startswith(("http://", "https://")):
+            if not is_url(page):
                 raise ValueError(f"'metrics': {page!r} is no URL; expected http://HOST:PORT/PATH")
         return self
 

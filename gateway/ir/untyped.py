@@ -91,6 +91,11 @@ def parsed(data: UntypedData) -> UntypedData:
     )
 
 
+def adds_axis(data: TensorData) -> bool:
+    """Return whether a value is one item, whose tensor gets a first axis of 1."""
+    return type(data) is UntypedData and data.rules.adds_axis
+
+
 def value_place(data: UntypedData, indices: Sequence[int]) -> str:
     """Return where the element at *indices* of a value stands in its message."""
     if data.layout is JsonLayout.LINES and indices:

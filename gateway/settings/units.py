@@ -206,6 +206,11 @@ def parse_stream_address(text: str) -> StreamAddress:
     return StreamAddress(path=path)
 
 
+def is_url(text: str) -> bool:
+    """Return whether *text* is fetched over HTTP, where a key may also name a file."""
+    return text.startswith(("https://", "http://"))
+
+
 @dataclass(frozen=True, slots=True)
 class Url:
     """Address and protocol of an upstream: `protocol+carrier://host:port/path`.

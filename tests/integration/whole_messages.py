@@ -689,11 +689,6 @@ _PROBE = flatbuffer_writer.METADATA_REQUEST
 _PROBES = ("/Health", "/graphpipe")
 
 
-def client_codec_of(name: str) -> str:
-    """Return the codec of the clients of a way, by its name."""
-    return name.partition(" ")[0].replace("graphpipe.tcp", "graphpipe.stream")
-
-
 class RecordingServer:
     """A server of any protocol, with canned responses.
 

@@ -28,13 +28,10 @@ from gateway.config.yaml_tree import Finding, KeyPath, Problem
 from gateway.registry import backend, extensions, load_dotted
 from gateway.settings.fields import Outside
 from gateway.settings.model import Model
-from gateway.settings.units import Address, StreamAddress
+from gateway.settings.units import Address, StreamAddress, is_url
 
 _SERVERS: Final = frozenset({"listeners", "admin"})
 """The sections whose TLS is that of a server."""
-
-_FETCHED: Final = ("https://", "http://")
-"""What is fetched begins so, where a key may name a file, too."""
 
 # Another gateway, which this one replaces, may listen there, or a service manager.
 _LATER: Final = frozenset({errno.EADDRINUSE, errno.EAFNOSUPPORT})
@@ -111,7 +108,7 @@ def _files(loaded: LoadedConfig) -> Iterator[Finding]:
     """Yield the files and folders that cannot be used, and the sockets that cannot be made."""
     folder = loaded.directory
     for at, name in _outside(loaded, Outside.READ):
-        if not name.startswith(_FETCHED):
+        if not is_url(name):
             yield from _raised(at, name, _check_content, at, folder / name)
     for at, name in _outside(loaded, Outside.WRITTEN):
         yield from _raised(at, name, _check_appended, folder / name)

@@ -30,6 +30,7 @@ from gateway.ir.errors import ERROR_CLASSES, ErrorCode, GatewayError, MalformedM
 from gateway.ir.tensor import RequestedOutput, Tensor, as_raw, raw_tensor
 from gateway.ir.text_tasks import TextTask
 from gateway.ir.unread import failure_of, path_of
+from gateway.ir.untyped import adds_axis
 from gateway.migration.captures.checksum import checksum
 from gateway.migration.captures.column_texts import (
     check_parameters,
@@ -228,7 +229,7 @@ class RecordedCall(Struct, frozen=True):
         outputs = [RequestedOutput(name, classes) for name, classes in details.get("outputs", ())]
         needs, size = parse_needs(self.call.needs), details.get("batch_size")
         found = tuple(tensors_of(inputs, has_batch="batch_size" not in details))
-        if size is None and any(map(_is_one_item, found)):
+        if size is None and any(adds_axis(each.data) for each in found):
             # The model of the server says whether it has the axis that this gateway added.
             needs, size = needs | {Need.BATCHING}, 1
         return InferRequest(
@@ -613,10 +614,6 @@ def tensors_of(rows: Sequence[TensorRow], *, has_batch: bool = True) -> Iterable
             yield Tensor(row.name, datatype, shape, RawData(view))
         else:
             yield raw_tensor(row.name, datatype, shape, view)
-
-
-def _is_one_item(tensor: Tensor) -> bool:
-    return type(tensor.data) is UntypedData and tensor.data.rules.adds_axis
 
 
 _DATATYPES: Final = dict(Datatype.__members__)  # Datatype[...] takes four times as long

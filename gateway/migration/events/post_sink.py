@@ -19,6 +19,7 @@ from gateway.settings.units import parse_header_value
 from gateway.transports.contract import ClientLimits
 from gateway.transports.http1.client import HttpClient
 from gateway.transports.net.tls_files import TlsFiles
+from gateway.wire.errors import SUCCESSES
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 
 log = structlog.get_logger(__name__)
@@ -30,7 +31,6 @@ _CONNECT_SHARE: Final = 0.8
 _RENEW_S: Final = 2.0
 """Files of headers are read again after this time."""
 _AGENT: Final = ("user-agent", "tensor-gateway")
-_SUCCESS: Final = range(200, 300)
 _REFUSALS: Final = frozenset(range(400, 500)) - {408, 429}
 
 
@@ -80,7 +80,7 @@ class PostSink:
             return SendOutcome.UNREACHABLE, error.message
         except GatewayError as error:
             return SendOutcome.FAILED, error.message
-        if response.status in _SUCCESS:
+        if response.status in SUCCESSES:
             return SendOutcome.DELIVERED, ""
         reason = f"the sink replied with status {response.status}"
         refused = response.status in _REFUSALS

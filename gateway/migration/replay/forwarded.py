@@ -126,11 +126,8 @@ def with_outputs(record: RecordedCall, items: Sequence[Sequence[Tensor]]) -> Rec
 
 def _outputs(name: str, method: str, body: bytes) -> tuple[Tensor, ...]:
     spec = None if name == PASSTHROUGH else protocol(name.partition(".")[0])
-    types = {} if spec is None else _types(spec.name)
-    kind, varying = (
-        types.get(method, (None, None))[1],
-        frozenset() if spec is None else spec.varying,
-    )
+    kind = None if spec is None else _types(spec.name).get(method, (None, None))[1]
+    varying: frozenset[str] = frozenset() if spec is None else spec.varying
     text = event_data(body) or body
     try:
         value = json.loads(text) if kind is None else _values(kind, body)

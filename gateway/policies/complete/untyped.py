@@ -14,7 +14,7 @@ import orjson
 from gateway.accelerator import accelerated
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import NO_PARAMETERS, ModelRef
-from gateway.ir.data import ArrayData, JsonLayout, RawData, TensorData, UntypedData
+from gateway.ir.data import ArrayData, JsonLayout, RawData, UntypedData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, TooLarge, UpstreamProtocolError
 from gateway.ir.field_tensors import element_tensor, field_tensor, setting_of
@@ -24,6 +24,7 @@ from gateway.ir.number_lists import CODES, nested_numbers, nested_shape
 from gateway.ir.tensor import Shape, Tensor
 from gateway.ir.untyped import (
     RowsForm,
+    adds_axis,
     declared_form,
     matrix_tensor,
     parsed,
@@ -150,7 +151,7 @@ def typed_request(call: InferRequest, metadata: ModelMetadata) -> InferRequest:
     data = first.data
     if type(data) is UntypedData and data.columns is not None:
         inputs = _of_table(model, data, metadata)
-    elif metadata.supports_batching if call.batch_size is not None else _adds_axis(data):
+    elif metadata.supports_batching if call.batch_size is not None else adds_axis(data):
         items = _of_values(model, call.inputs, _of_items(model, call.inputs, metadata))
         inputs = tuple([_with_first_axis(each) for each in items])
     else:
@@ -177,10 +178,6 @@ def with_batch_axis(call: InferRequest, metadata: ModelMetadata) -> ModelMetadat
         if rank != len(nested_shape(parsed(data).value)) + 1:
             return metadata
     return batching
-
-
-def _adds_axis(data: TensorData) -> bool:
-    return type(data) is UntypedData and data.rules.adds_axis
 
 
 def _of_items(model: ModelRef, tensors: Sequence[Tensor], metadata: ModelMetadata) -> ModelMetadata:

@@ -37,7 +37,6 @@ from tests.integration.whole_messages import (
     Answer,
     RecordingServer,
     Sent,
-    client_codec_of,
     post,
     recording,
     send,
@@ -61,6 +60,11 @@ def books(directory: Path) -> tuple[list[StockRow], list[RecordedCall]]:
     """Return the rows of the stock and the calls of the capture."""
     calls = list(Capture(directory / "capture").calls())
     return merged_rows(directory / "state"), calls
+
+
+def codec_name(name: str) -> str:
+    """Return the codec of a way, by the name of the way."""
+    return codec_of(parse_url(f"{WAYS[name].url}://127.0.0.1:1"), WAYS[name].options).name
 
 
 def is_call(sent: Sent) -> bool:
@@ -100,7 +104,7 @@ async def test_messages_of_every_protocol_are_in_the_books(
     arrived = [each for each in arrived if each.body in bodies]
     assert (len(arrived), found["calls"], len(calls)) == (len(expected),) * 3
     assert {row.protocol for row in rows} == {call.call.protocol for call in calls}
-    assert {row.protocol for row in rows} == {client_codec_of(name)}
+    assert {row.protocol for row in rows} == {codec_name(name)}
     assert {row.client for row in rows} == {"127.0.0.1"}
     forwarded = [call for call in calls if call.is_forwarded]
     # A reply that nobody here can read makes a call of tensors one of bytes.
@@ -383,7 +387,7 @@ async def mirrored(
             upstreams = {f"o{place}": base.pop("upstreams")["server"], f"n{place}": fresh}
             document["upstreams"].update(upstreams)
             targets = [{"upstream": f"o{place}"}, {"upstream": f"n{place}", "weight": 0}]
-            match = {"protocol": client_codec_of(name)}
+            match = {"protocol": codec_name(name)}
             document["routes"].append({"name": f"r{place}", "match": match, "targets": targets})
             document["migrations"][f"m{place}"] = {
                 "route": f"r{place}",
@@ -402,9 +406,7 @@ def forwarded_calls(directory: Path, names: Sequence[str]) -> dict[str, list[Rec
     _, calls = books(directory)
     return {
         name: [
-            each
-            for each in calls
-            if each.is_forwarded and each.call.protocol == client_codec_of(name)
+            each for each in calls if each.is_forwarded and each.call.protocol == codec_name(name)
         ]
         for name in names
     }

@@ -2,7 +2,7 @@
 
 A failure is in the Status of a message and the call has error_code 0, as over gRPC.  Only a request
 that does not reach a service (unknown service or method, unreadable message, overload) has an error
-code; its response has no message.  Attachments are skipped, and sent only with messages that are
+code; its response has no message.  Attachments are skipped, and sent only with requests that are
 sent on.
 
 The ids of traces in brpc have 64 bits: the second half of those of W3C.  There is no field for the

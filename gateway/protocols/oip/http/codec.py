@@ -83,7 +83,7 @@ from gateway.protocols.oip.json.parse import dump
 from gateway.protocols.oip.json.templates import JsonTemplateCache
 from gateway.protocols.oip.json.write import Nonfinite
 from gateway.protocols.oip.options import check_options, read_extensions
-from gateway.wire.errors import HTTP_STATUS
+from gateway.wire.errors import HTTP_STATUS, SUCCESSES
 from gateway.wire.event_stream import EventSplitter
 from gateway.wire.http import Buffer, Headers, HttpRequest, HttpResponse
 from gateway.wire.metadata import extended_headers, get_request, http_headers
@@ -93,7 +93,6 @@ _MODEL_ACTIONS: Mapping[type[Call[Any]], str] = {
     ModelReadyRequest: "ready",
     ModelMetadataRequest: "",
 }
-_OK_STATUSES = range(200, 300)
 _REFUSED: Final = frozenset({*range(400, 500), HTTP_STATUS[errors.ErrorCode.NOT_READY]})
 _CACHE_ENTRIES = 1024
 _REMEMBERED_BYTES = 512
@@ -314,7 +313,7 @@ class HttpCodec(
 
     def error_in(self, call: Call[Any], wire: HttpResponse, /) -> errors.GatewayError | None:
         """Return the error of a response that has no success as status; None for a success."""
-        if wire.status in _OK_STATUSES:
+        if wire.status in SUCCESSES:
             return None
         text = text_in_response(call, wire, self._limits)
         return self._errors.read(call.model, wire, self._limits, text)
