@@ -12,6 +12,7 @@ from typing import Final
 
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 _STEAL: Final = 8  # the column of /proc/stat
+_USUAL_S: Final = 0.018  # what the work of `slowness` takes on the machine for which limits are
 _DELAYED: Final = 1  # the column of /proc/PID/schedstat, in nanoseconds
 
 
@@ -42,6 +43,19 @@ def delayed_s(*processes: int) -> float:
         with suppress(FileNotFoundError):  # it has ended
             total += sum(map(_delayed_ns, Path(f"/proc/{process}/task").iterdir()))
     return total / 1e9 + stolen_s()
+
+
+def slowness() -> float:
+    """Return how many times as long as usual the same work takes now, 1.0 at least.
+
+    Other processes share caches, memory and clock rates, and machines of CI are slower. So it
+    makes objects, as messages do.
+    """
+    started = time.process_time()
+    for _ in range(3):
+        made = [str(each).encode() for each in range(60_000)]
+        sum(map(len, made))
+    return max(1.0, (time.process_time() - started) / _USUAL_S)
 
 
 def stolen_s() -> float:

@@ -12,7 +12,7 @@ from typing import Self
 
 from tests.hostile.process import Gateway, eventually, running
 from tests.hostile.wire import GOOD, Raw, get, head, is_good, post
-from tests.scheduling import delayed_s
+from tests.scheduling import delayed_s, slowness
 
 CONFIG = Path(__file__).with_name("fair.yaml")
 BUDGET_BYTES = 64 << 20
@@ -46,7 +46,8 @@ LIVE = head("GET", "/v2/health/live")
 class Innocents:
     """Clients at other addresses that send a request now and then, and count how long each takes.
 
-    The time for which the gateway had no processor does not count.
+    The time for which the gateway had no processor does not count, and a machine that is slower than
+    the one for which limits are may take more (`slowness`).
     """
 
     def __init__(self, gateway: Gateway) -> None:
@@ -61,6 +62,7 @@ class Innocents:
                 (_SOURCES[0], LIVE, "live"),
             )
         ]
+        self._slow = slowness()
         self.waits: list[float] = []
         self.refused: list[tuple[str, object]] = []
 
@@ -74,6 +76,7 @@ class Innocents:
         self._done.set()
         for thread in self._threads:
             thread.join()
+        self._slow = max(self._slow, slowness())
 
     def _run(self, source: str, data: bytes, name: str) -> None:
         with Raw(self._address, source=source) as raw:
@@ -96,7 +99,10 @@ class Innocents:
         assert [] == self.refused
         assert len(self.waits) > _FEWEST
         # One of them may have met another process of this machine.
-        assert sorted(self.waits)[-2] <= MAX_WAIT_S, sorted(self.waits)[-5:]
+        assert sorted(self.waits)[-2] <= MAX_WAIT_S * self._slow, (
+            sorted(self.waits)[-5:],
+            self._slow,
+        )
 
 
 def in_flight(gateway: Gateway) -> float:

@@ -38,6 +38,7 @@ from gateway.wire.http import Headers, HttpRequest
 from gateway.wire.stream import Frame
 from tests.cases import brpc_oracle
 from tests.cases import graphpipe_oracle as graphpipe
+from tests.scheduling import slowness
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -47,8 +48,6 @@ BYTE_S = 2e-6
 BASE_S = 0.015
 # TensorRT v1 does not tell datatypes, so that elements are not counted while a message is decoded.
 BASE_V1_S = 0.03
-# What the work of `slowness` takes on the machine for which these limits are.
-USUAL_S = 0.018
 SEED = 20_261_122
 SAMPLES = 36
 KEPT = 4
@@ -409,19 +408,6 @@ async def frontend_of(target: Target) -> Any:
     finally:
         for backend in backends.values():
             await backend.stop()
-
-
-def slowness() -> float:
-    """Return how many times as long as usual the same work takes now, 1.0 at least.
-
-    Other processes share caches, memory and clock rates, and machines of CI are slower. So it
-    makes objects, as messages do.
-    """
-    started = time.process_time()
-    for _ in range(3):
-        made = [str(each).encode() for each in range(60_000)]
-        sum(map(len, made))
-    return max(1.0, (time.process_time() - started) / USUAL_S)
 
 
 async def measured(frontend: Any, target: Target, shape: Shape) -> Cost:

@@ -123,7 +123,11 @@ class GrpcServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio is not
         From 1.84 on, grpc.aio decodes the path of each call in the task that accepts calls.
         """
         if not task.cancelled() and isinstance(task.exception(), UnicodeDecodeError):
-            log.error("grpcio stopped accepting calls", address=self.address, action="restart")
+            log.warning("grpcio stopped accepting calls", address=self.address, action="restart")
+            # Its task that closes the server ends with the same error, which nobody asks for.
+            for other in asyncio.all_tasks():
+                if type(other.get_coro()) is type(task.get_coro()):
+                    other.add_done_callback(_asked)
             self._replacing = start_background(self._replace(self._server, None), "grpcio")
 
     def tls_renewed(self, authorities: Authorities | None) -> None:
@@ -381,3 +385,9 @@ def _finished(response: GrpcResponse, context: Context) -> bytes:
         context.set_details(cut_message(response.details.encode("utf-8", "replace").decode()))
         return b""
     return b"".join(response.message)
+
+
+def _asked(task: asyncio.Task[Any]) -> None:
+    """Ask for the exception of *task*, so that asyncio does not log it."""
+    if not task.cancelled():
+        task.exception()

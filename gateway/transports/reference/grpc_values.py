@@ -41,5 +41,5 @@ class _Relay(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Handle a record."""
         error = record.exc_info[1] if record.exc_info else None
-        if not isinstance(error, _HARMLESS):
+        if not isinstance(error or record.msg, _HARMLESS):
             logging.getLogger().handle(record)
