@@ -162,10 +162,6 @@ class WholeMessages(Protocol[Q_contra, A]):
         """
         ...
 
-    def is_plain_reply(self, request: Q_contra, wire: A, /) -> bool:
-        """Return the same of a response that `decode_reply` cannot read."""
-        ...
-
     def passed(self, reply: Origin, /) -> A:
         """Return the response of a server as the client gets it."""
         ...
@@ -377,7 +373,6 @@ class Codec(abc.ABC, Generic[Q, A]):
         """Return the reply to a message that was sent on; its error, where it cannot be read.
 
         Raises:
-            MalformedMessage: Readers may read different things in it.
             TooLarge: A limit is exceeded.
         """
         own = Origin(self.name, wire, whole=self.whole)
@@ -392,9 +387,6 @@ class Codec(abc.ABC, Generic[Q, A]):
                     raise  # the error in the response
                 error.__traceback__ = None  # its frames hold the response
                 unread = error
-        # Neither is the reply to a message that nobody reads of the common form.
-        if self.messages is None or not self.messages.is_plain_reply(message.wire, wire):
-            raise MalformedMessage(f"response says different things to readers: {unread.message}")
         model = call.model or ModelRef("")
         is_final = type(call) is InferRequest
         return InferResponse(model=model, outputs=(), error=unread, origin=own, is_final=is_final)

@@ -213,7 +213,7 @@ def passed_failure(call: Call[Any], error: GatewayError, limits: MessageLimits) 
     if own is None or found is None or not own.whole or found.whole != own.whole:
         return None
     body = bytes(found.wire.view)
-    if not body or len(body) > limits.error_text_bytes or TRACEBACK.encode() in body:
+    if len(body) > limits.error_text_bytes or TRACEBACK.encode() in body:
         return None
     return found
 

@@ -23,8 +23,6 @@ CONTENT_HEADERS: Final = frozenset({"accept", _KIND})
 _OF_THE_SERVER: Final = frozenset({"date", "server", "set-cookie", "x-request-id"})
 _JSON_TYPE: Final = "application/json"
 # Of JSON, in any encoding; b"" after blanks alone.
-_STARTS: Final = frozenset({b"", b"{", b"[", b'"', b"\0", b"\xef", b"\xfe", b"\xff"})
-_SHOWN: Final = 64
 _JSON: Final = frozenset({"", _JSON_TYPE})
 _UTF_8: Final = frozenset({"", "utf-8", "utf8", "us-ascii"})
 
@@ -170,17 +168,6 @@ class JsonMessages:
         except (GatewayError, ValueError):
             return False
         return True
-
-    def is_plain_reply(self, _request: HttpRequest, wire: HttpResponse, /) -> bool:
-        """Return whether all readers of a response read the same.
-
-        An empty one says nothing, and no reader takes a text of another type for JSON.
-        """
-        if not wire.view.nbytes or self.is_plain(wire):
-            return True
-        kind = (wire.headers.get(_KIND) or _JSON_TYPE).lower()
-        start = bytes(wire.view[:_SHOWN]).lstrip()[:1]
-        return not kind.startswith(_JSON_TYPE) and start not in _STARTS
 
     def passed(self, reply: Origin, /) -> HttpResponse:
         """Return the response of a server as the client gets it."""

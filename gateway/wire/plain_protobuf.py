@@ -16,8 +16,8 @@ from gateway.ir.calls import Call
 from gateway.ir.context import Origin
 from gateway.ir.errors import GatewayError
 from gateway.ir.limits import MessageLimits
-from gateway.wire.errors import TRACEBACK, passed_failure
-from gateway.wire.grpc import GrpcRequest, GrpcResponse, Metadata
+from gateway.wire.errors import TRACEBACK, clip, passed_failure, strip_traceback
+from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, Metadata
 from gateway.wire.http import Buffer
 from gateway.wire.opaque import is_passed
 from gateway.wire.protobuf import (
@@ -126,10 +126,6 @@ class ProtobufMessages:
         """Return whether all readers of a request read the same."""
         return is_plain_message(wire.view, self._methods[wire.method].input_type)
 
-    def is_plain_reply(self, request: GrpcRequest, wire: GrpcResponse, /) -> bool:
-        """Return whether all readers of a response read the same."""
-        return is_plain_message(wire.view, self._methods[request.method].output_type)
-
     def passed(self, reply: Origin, /) -> GrpcResponse:
         """Return the response of a server as the client gets it."""
         return GrpcResponse(reply.wire.message, metadata=passed_metadata(reply.wire))
@@ -192,10 +188,20 @@ def passed_message(
 ) -> GrpcResponse | None:
     """Return the response with the error of a server, to a message that was sent on."""
     found = passed_failure(call, error, limits)
-    if found is None:
+    if found is None or found.wire.status is not GrpcStatus.OK:
         return None
     metadata = passed_metadata(found.wire, limits.error_text_bytes)
     return GrpcResponse(found.wire.message, metadata=metadata)
+
+
+def ended_call(error: GatewayError, name: str, limits: MessageLimits) -> GrpcResponse | None:
+    """Return the status with which an upstream of codec *name* ended its call; None for others."""
+    wire = error.origin.wire if error.origin is not None and error.origin.codec == name else None
+    if not isinstance(wire, GrpcResponse) or wire.status is GrpcStatus.OK:
+        return None
+    most = limits.error_text_bytes
+    details = clip(strip_traceback(wire.details), most)
+    return GrpcResponse((), wire.status, details, passed_metadata(wire, most))
 
 
 def with_texts(view: memoryview, texts: Mapping[int, str]) -> list[bytearray | memoryview]:
@@ -213,10 +219,10 @@ def with_texts(view: memoryview, texts: Mapping[int, str]) -> list[bytearray | m
 
 
 def with_name(wire: GrpcResponse, path: Sequence[int], name: str) -> Sequence[Buffer]:
-    """Return a plain response with another text in an inner message; itself where it has it.
+    """Return a response with another text in an inner message; itself where it has it.
 
     Args:
-        wire: The response. It stays where it has no such message.
+        wire: The response. It stays where it has no such message, or is no message at all.
         path: The field of the message, and that of the text.
         name: The text.
 
@@ -224,14 +230,16 @@ def with_name(wire: GrpcResponse, path: Sequence[int], name: str) -> Sequence[Bu
         WireError: The text has lone surrogates.
     """
     view, (outer, inner) = wire.view, path
-    found = [value for key, value in fields(view) if key == tag(outer, LEN)]
-    names = [
-        bytes(value) for key, value in fields(memoryview(b"".join(found))) if key == tag(inner, LEN)
-    ]
+    try:
+        found = [value for key, value in fields(view) if key == tag(outer, LEN)]
+        merged = memoryview(b"".join(found))
+        names = [bytes(value) for key, value in fields(merged) if key == tag(inner, LEN)]
+    except WireError:
+        return wire.message
     if not found or names == [name.encode()]:
         return wire.message
     head = bytearray()
-    put_bytes(head, varint(tag(outer, LEN)), b"".join(with_texts(found[0], {inner: name})))
+    put_bytes(head, varint(tag(outer, LEN)), b"".join(with_texts(merged, {inner: name})))
     return [head, *without_field(view, outer)]
 
 

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from itertools import product
 from typing import Any
 
 import pytest
@@ -16,8 +17,10 @@ from gateway.config.load import load_text
 from gateway.registry import PROTOCOLS, protocol
 from gateway.wire.plain_protobuf import is_plain_message
 from tests.integration.whole_messages import (
+    JSON,
     NOT_WHOLE,
     WAYS,
+    Answer,
     RecordingServer,
     Sent,
     Way,
@@ -100,6 +103,32 @@ async def test_a_route_changes_the_model_alone(name: str) -> None:
             assert direct == through or _same(direct.body, through.body), key
             (seen,) = server.seen
             assert not re.search("/m(?![a-z])", seen.path), key
+
+
+# Broken or doubled members, another charset, numbers beyond all types, no text at all.
+UNREAD_JSON = (
+    *(b"not json", b'{"a":1', b'{"a":1,"a":2}', b"\xff\xfe", b'\xef\xbb\xbf{"predictions":[1]}'),
+    *(b'{"predictions":[NaN]}', b'{"data":[1e999]}', b'{"choices":[],"data":[]}', b"null", b""),
+)
+UNREAD_PROTO = (b"\x0a\x7f", b"\xff", b"\x08\x01", b"\x0a\x02\xff\xff", b"")
+# Its status is in a header, without which the server is another one.
+UNREAD_WAYS = [name for name in WAYS if name != "trtis.http" and "tcp" not in name]
+
+
+@pytest.mark.parametrize("name", UNREAD_WAYS)
+async def test_a_reply_that_nobody_reads_reaches_the_client(name: str) -> None:
+    """The gateway is not the only strict one between two tolerant sides."""
+    way = WAYS[name]
+    bodies = UNREAD_JSON if way.carrier == "http" else UNREAD_PROTO
+    key, message = next((key, one) for key, one in way.messages.items() if one.method == "POST")
+    async with recording(way) as server, before(way, server) as front:
+        usual = server.answer
+        for status, body in product((200, 500, 404) if way.carrier == "http" else (0,), bodies):
+            kind = "0 0" if way.carrier == "brpc" else JSON
+            odd = Answer(status, body, kind)
+            server.answer = lambda sent, odd=odd: odd if sent.method == "POST" else usual(sent)  # type: ignore[method-assign, misc]
+            direct = await send(way, server.address, message)
+            assert direct == await send(way, front, message), (key, status, body)
 
 
 def _has_body(sent: Sent) -> bool:

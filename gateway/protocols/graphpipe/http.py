@@ -101,10 +101,6 @@ class FlatbufferMessages:
         """Return whether all readers of a request read the same."""
         return wire.method == "POST"
 
-    def is_plain_reply(self, _request: HttpRequest, _wire: HttpResponse, /) -> bool:
-        """Return False: a response that cannot be read does not pass."""
-        return False
-
     def passed(self, reply: Origin, /) -> HttpResponse:
         """Return the response of a server as the client gets it."""
         return passed_response(reply)

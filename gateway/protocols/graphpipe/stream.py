@@ -197,10 +197,6 @@ class FlatbufferFrames:
         """Return True: all readers of a request read the same."""
         return True
 
-    def is_plain_reply(self, _request: Frame, _wire: Frame, /) -> bool:
-        """Return False: a response that cannot be read does not pass."""
-        return False
-
     def passed(self, reply: Origin, /) -> Frame:
         """Return the response of a server as the client gets it."""
         return Frame(reply.wire.payload)

@@ -27,8 +27,8 @@ from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
 from gateway.wire.metadata import grpc_context, unary_request
 from gateway.wire.plain_protobuf import (
     ProtobufMessages,
+    ended_call,
     passed_message,
-    passed_metadata,
     with_texts,
 )
 
@@ -109,17 +109,12 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse]):
 
         An error that ended the call of an upstream of this codec ends this call.  Never raises.
         """
-        origin, limit = error.origin, self._limits.error_text_bytes
         passed = None if call is None else passed_message(call, error, self._limits)
+        passed = passed or ended_call(error, NAME, self._limits)
         if passed is not None:
             return passed
-        if origin is not None and origin.codec == NAME and isinstance(origin.wire, GrpcResponse):
-            ended = origin.wire
-            if ended.status is not GrpcStatus.OK:
-                details = clip(strip_traceback(ended.details), limit)
-                return GrpcResponse((), ended.status, details, passed_metadata(ended, limit))
         if ends_call(error, unread=call is None):
-            details = clip(error.message, limit)
+            details = clip(error.message, self._limits.error_text_bytes)
             return GrpcResponse(status=GRPC_STATUS[error.code], details=details)
         return _response(call, methods.failure_of(error, self._limits))
 

@@ -98,10 +98,6 @@ class BrpcMessages:
         except Unreadable:
             return False
 
-    def is_plain_reply(self, _request: Frame, wire: Frame, /) -> bool:
-        """Return whether all readers of a response read the same."""
-        return self.is_plain(wire)
-
     def passed(self, reply: Origin, /) -> Frame:
         """Return the response of a server as the client gets it, but for its correlation.
 

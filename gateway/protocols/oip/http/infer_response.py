@@ -231,7 +231,10 @@ def decode_response(
         MalformedMessage, InvalidTensor, TooLarge: The response cannot be used.
         UpstreamProtocolError: It is the response to another request.
     """
-    body = view_of(wire.body)
+    buffers = wire.body
+    body = buffers[0] if len(buffers) == 1 else None
+    if type(body) is not memoryview:
+        body = view_of(buffers)
     headers = wire.headers
     # The headers of a template are read once: each response has its own.
     is_own = headers.positions is not None

@@ -68,6 +68,7 @@ from gateway.wire.http import Headers, HttpRequest, HttpResponse
 from gateway.wire.json_values import load_json
 from gateway.wire.metadata import http_context
 from gateway.wire.model_lists import model_object, models_document
+from gateway.wire.opaque import JsonMessages
 from gateway.wire.url_names import decoded_name
 
 _NEEDS: Final = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES, Need.OUTPUTS})
@@ -111,7 +112,7 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
         self._paths = PathTable(self._options.prefixes)
         self.max_rows = self._options.max_inputs
         self._is_lenient = self._options.unknown_members == IGNORE
-        self.messages = upstream.TextMessages(limits)
+        self.messages = JsonMessages(limits)
         self._client = client = upstream.TextClient(limits, self._options)
         replies: Mapping[type[Call[Any]], Callable[[Any, Any], HttpResponse]] = {
             InferRequest: self._encode_inference,

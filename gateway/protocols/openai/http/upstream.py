@@ -62,7 +62,7 @@ from gateway.wire.http import Headers, HttpRequest, HttpResponse
 from gateway.wire.json_errors import JsonErrorReader, class_of_status
 from gateway.wire.json_values import load_json, read_value, short_document
 from gateway.wire.metadata import get_request, http_headers
-from gateway.wire.opaque import JsonMessages, passed_error, passed_request, passed_response
+from gateway.wire.opaque import passed_error, passed_request, passed_response
 
 _HEADERS: Final = Headers(JSON)
 _TASKS: Final[Mapping[str, type[TextTask]]] = {
@@ -274,14 +274,6 @@ class TextClient:
             id=call.id,
             parameters=parameters,
         )
-
-
-class TextMessages(JsonMessages):
-    """Requests, responses and events, of which the last one is no JSON."""
-
-    def is_plain_reply(self, request: HttpRequest, wire: HttpResponse, /) -> bool:
-        """Return whether all readers of a response or an event read the same."""
-        return is_comment(wire) or _is_done(wire) or super().is_plain_reply(request, wire)
 
 
 def is_comment(wire: HttpResponse) -> bool:

@@ -71,6 +71,7 @@ from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
 from gateway.wire.metadata import grpc_context, unary_request
 from gateway.wire.plain_protobuf import (
     ProtobufMessages,
+    ended_call,
     passed_message,
     passed_metadata,
     with_name,
@@ -198,8 +199,8 @@ class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
     def encode_error(self, call: Call[Any] | None, error: errors.GatewayError, /) -> GrpcResponse:
         """Write an error as `request_status`, with the id of an inference; never raises.
 
-        A rate ends a unary call: other calls of a stream go on. A credential that the gateway
-        refuses ends every call.
+        A rate ends a unary call, and so does what ended the call of an upstream: other calls of a
+        stream go on. A credential that the gateway refuses ends every call.
         """
         in_stream = call is not None and call.context.session is not None
         is_denied = call is None and error.code is errors.ErrorCode.UNAUTHENTICATED
@@ -207,6 +208,8 @@ class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
             details = clip(error.message, self._limits.error_text_bytes)
             return GrpcResponse(status=GRPC_STATUS[error.code], details=details)
         passed = None if call is None else passed_message(call, error, self._limits)
+        if passed is None and not in_stream:
+            passed = ended_call(error, NAME, self._limits)
         if passed is not None:
             return passed
         status = status_of(call, error, self._limits.error_text_bytes)

@@ -42,19 +42,12 @@ class TextHeaderMessages:
             return False
         if wire.method == "GET":
             return not wire.size_bytes
-        return self._is_plain_header(wire, _REQUEST, pb.InferRequestHeader)
-
-    def is_plain_reply(self, _request: HttpRequest, wire: HttpResponse, /) -> bool:
-        """Return whether all readers of a response read the same."""
-        return self._is_plain_header(wire, _RESPONSE, pb.InferResponseHeader)
+        texts = [text for key, text in wire.headers.pairs if key.lower() == _REQUEST]
+        return len(texts) == 1 and self._is_plain(texts[0], pb.InferRequestHeader)
 
     def passed(self, reply: Origin, /) -> HttpResponse:
         """Return the response of a server as the client gets it."""
         return passed_response(reply)
-
-    def _is_plain_header(self, wire: HttpRequest | HttpResponse, name: str, kind: Any) -> bool:
-        texts = [text for key, text in wire.headers.pairs if key.lower() == name]
-        return len(texts) == 1 and self._is_plain(texts[0], kind)
 
 
 def send_whole(call: Call[Any], message: Origin) -> HttpRequest:
