@@ -48,6 +48,7 @@ R = TypeVar("R")
 Q = TypeVar("Q")
 A = TypeVar("A")
 Q_contra = TypeVar("Q_contra", contravariant=True)
+A_co = TypeVar("A_co", covariant=True)
 
 
 @dataclass(frozen=True, slots=True)  # a named tuple reads its fields slower
@@ -152,7 +153,7 @@ class Limitations:
 _NO_LIMITATIONS: Final = Limitations()
 
 
-class WholeMessages(Protocol[Q_contra, A]):
+class WholeMessages(Protocol[Q_contra, A_co]):
     """How messages of one form pass as they came."""
 
     def is_plain(self, wire: Q_contra, /) -> bool:
@@ -162,7 +163,7 @@ class WholeMessages(Protocol[Q_contra, A]):
         """
         ...
 
-    def passed(self, reply: Origin, /) -> A:
+    def passed(self, reply: Origin, /) -> A_co:
         """Return the response of a server as the client gets it."""
         ...
 

@@ -116,7 +116,7 @@ UNREAD_WAYS = [name for name in WAYS if name != "trtis.http" and "tcp" not in na
 
 
 @pytest.mark.parametrize("name", UNREAD_WAYS)
-async def test_a_reply_that_nobody_reads_reaches_the_client(name: str) -> None:
+async def test_an_unreadable_reply_reaches_the_client(name: str) -> None:
     """The gateway is not the only strict one between two tolerant sides."""
     way = WAYS[name]
     bodies = UNREAD_JSON if way.carrier == "http" else UNREAD_PROTO
