@@ -127,7 +127,7 @@ class GrpcServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio is not
             # Its task that closes the server ends with the same error, which nobody asks for.
             for other in asyncio.all_tasks():
                 if type(other.get_coro()) is type(task.get_coro()):
-                    other.add_done_callback(_asked)
+                    other.add_done_callback(_retrieve)
             self._replacing = start_background(self._replace(self._server, None), "grpcio")
 
     def tls_renewed(self, authorities: Authorities | None) -> None:
@@ -387,7 +387,7 @@ def _finished(response: GrpcResponse, context: Context) -> bytes:
     return b"".join(response.message)
 
 
-def _asked(task: asyncio.Task[Any]) -> None:
+def _retrieve(task: asyncio.Task[Any]) -> None:
     """Ask for the exception of *task*, so that asyncio does not log it."""
     if not task.cancelled():
         task.exception()
