@@ -26,7 +26,7 @@ from tests.implementation_marks import is_unavailable
 settings.register_profile("dev", max_examples=50, deadline=None)
 # Derandomized: the same change always gets the same examples. `make test` uses `ci`, `make slow`
 # uses `thorough`, and a nightly run looks for new examples.
-settings.register_profile("ci", max_examples=60, deadline=None, derandomize=True)
+settings.register_profile("ci", max_examples=25, deadline=None, derandomize=True)
 settings.register_profile("thorough", max_examples=500, deadline=None, derandomize=True)
 settings.register_profile("nightly", max_examples=20_000, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))

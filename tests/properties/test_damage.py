@@ -51,6 +51,13 @@ BY_CODEC = {
     for codec in sorted({way.codec for way in WAYS})
 }
 
+# One way of each codec, and the others among the slow tests.
+FIRST_WAYS = {ways[0].name for ways in BY_CODEC.values()}
+BIT_BY_BIT = [
+    pytest.param(way, id=way.name, marks=() if way.name in FIRST_WAYS else pytest.mark.slow)
+    for way in WAYS
+]
+
 # A few hundred bytes take microseconds; a wrong size that is believed takes seconds or memory.
 _LONGEST_S = 1.0
 _LONGEST_TEXT = 20_000
@@ -118,7 +125,7 @@ def test_every_prefix_decodes_or_is_rejected(way: Carries) -> None:
         _read_response(way, call, cut)
 
 
-@ALL_WAYS
+@pytest.mark.parametrize("way", BIT_BY_BIT)
 def test_every_flipped_bit_decodes_or_is_rejected(way: Carries) -> None:
     """A message with one flipped bit decodes, or raises a GatewayError."""
     request, response, call = _encoded(way, *_usual(way))
