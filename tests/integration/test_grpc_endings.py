@@ -156,8 +156,18 @@ async def test_refused_connection_raises_not_sent() -> None:
 
 
 async def until_sent(client: GrpcClient) -> GrpcResponse:
-    """Retry until the upstream is reachable."""
-    return await retried(lambda: client.send(ask(b"again"), deadline=None), NotSent)
+    """Retry until the upstream is reachable.
+
+    A client of grpcio that has connected meanwhile takes a refused connection for a status.
+    """
+
+    async def send() -> GrpcResponse:
+        response: GrpcResponse = await client.send(ask(b"again"), deadline=None)
+        if response.status is GrpcStatus.UNAVAILABLE:
+            raise NotSent(response.details)
+        return response
+
+    return await retried(send, NotSent)
 
 
 async def test_restarted_upstream_is_used_again() -> None:

@@ -58,6 +58,7 @@ class Upstream:
     def __init__(self, *scripts: Script) -> None:
         self._scripts = scripts
         self.connections = 0
+        self._writers: list[asyncio.StreamWriter] = []
         self.requests: list[bytes] = []
         self.disconnect = asyncio.Event()
         self.port = 0
@@ -65,6 +66,7 @@ class Upstream:
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         script = self._scripts[min(self.connections, len(self._scripts) - 1)]
         self.connections += 1
+        self._writers.append(writer)
         try:
             await script(Peer(reader, writer))
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -72,6 +74,11 @@ class Upstream:
         finally:
             self.disconnect.set()
             writer.close()
+
+    def abort(self) -> None:
+        """End the connections whose scripts go on, or whose ends nobody read."""
+        for writer in self._writers:
+            writer.transport.abort()
 
 
 @asynccontextmanager
@@ -83,6 +90,8 @@ async def upstream(*scripts: Script) -> AsyncIterator[Upstream]:
         yield result
     finally:
         server.close()
+        result.abort()
+        await asyncio.sleep(0)
 
 
 @asynccontextmanager

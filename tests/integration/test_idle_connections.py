@@ -85,6 +85,7 @@ async def measure(greeting: bytes) -> tuple[float, float]:
 @pytest.mark.parametrize("greeting", [HTTP_1, HTTP_2], ids=["http_1", "http_2"])
 def test_idle_connection_uses_little_memory(greeting: bytes) -> None:
     """Either version uses at most 4.5 KiB, of which a tenth may remain after the close."""
+    uvloop.run(measure(greeting))  # what a process makes once does not count
     size, residue = uvloop.run(measure(greeting))
     assert 1024 < size < MOST_BYTES
     assert residue < MOST_BYTES / 10
