@@ -238,7 +238,10 @@ class Codec(abc.ABC, Generic[Q, A]):
         return written
 
     def pass_on(self, call: Call[Any], reply: Origin, /) -> A:
-        """Write the whole response of a server to the client, with the model of *call*."""
+        """Write the whole response of a server to the client, with the model of *call*.
+
+        The form of *reply* is the model that the server was asked for.
+        """
         write = self.calls.get(type(call), _NOT_HANDLED).pass_on
         if write is not None:
             written: A = write(call, reply)
@@ -357,7 +360,7 @@ class Codec(abc.ABC, Generic[Q, A]):
             finally:
                 del failure  # its traceback holds this frame
         if type(call) is OpaqueCall and call.message.whole:
-            return cast("R", Origin(self.name, wire, whole=call.message.whole))
+            return cast("R", Origin(self.name, wire, call.model, whole=call.message.whole))
         origin = call.context.origin
         if origin and origin.whole and origin.whole == self.whole and type(call) in _SENT_ON:
             return cast("R", self._whole_reply(found, call, wire))
@@ -376,7 +379,7 @@ class Codec(abc.ABC, Generic[Q, A]):
         Raises:
             TooLarge: A limit is exceeded.
         """
-        own = Origin(self.name, wire, whole=self.whole)
+        own = Origin(self.name, wire, call.model, whole=self.whole)
         message = cast("Origin", call.context.origin)
         unread: GatewayError | None = message.refusal
         if unread is None:

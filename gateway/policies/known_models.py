@@ -7,7 +7,7 @@ A question for the metadata of an unknown model leaves nothing behind.
 import math
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from gateway.concurrency.ttl_lookup import TtlLookup
 from gateway.ir.calls import MODEL_CONTROL_CALLS, Call, ModelMetadataRequest, inference_of
@@ -23,6 +23,7 @@ class KnownModels:
 
     Args:
         inner: The service to call.
+        passes: Whether a call goes on without a question, because the server alone reads it.
         unknown_s: Time for which an unknown name is not asked for again.
         timeout_s: Timeout of a question.
         clock: Monotonic seconds; that of `Context.deadline`.
@@ -31,12 +32,14 @@ class KnownModels:
     def __init__(
         self,
         inner: Service,
+        passes: Callable[[Call[Any]], bool] = lambda _call: False,
         *,
         unknown_s: float = 5.0,
         timeout_s: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._inner = inner
+        self._passes = passes
         self._timeout_s = timeout_s
         self._clock = clock
         self._lookup: TtlLookup[ModelRef, bool] = TtlLookup(
@@ -51,7 +54,12 @@ class KnownModels:
             GatewayError: The error of *inner*, also of the question for the metadata.
         """
         model = call.model
-        if model is None or self._lookup.peek(model) or inference_of(call) is None:
+        if (
+            model is None
+            or self._lookup.peek(model)
+            or inference_of(call) is None
+            or self._passes(call)
+        ):
             if type(call) in MODEL_CONTROL_CALLS:
                 self._lookup.forget_all()
             return self._inner(call)

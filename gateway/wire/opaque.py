@@ -123,27 +123,29 @@ class JsonMessages:
 
     Args:
         limits: The limits of JSON.
-        others: Content types that no reader can take for JSON, of texts in UTF-8; None for all
-            other ones, of bytes.
+        others: Content types that no reader can take for JSON, of texts in UTF-8.
         has_words: Readers read NaN and infinities.
         is_always_json: Servers read JSON, whatever the content type of a request is.
-        of_json: Content types of JSON, where all other ones are of bytes.
+        has_bytes: All content types but those of JSON and *others* are of bytes.
+        of_json: Content types of JSON; without bytes, also a request that has none.
     """
 
     def __init__(
         self,
         limits: MessageLimits,
-        others: frozenset[str] | None = frozenset(),
+        others: frozenset[str] = frozenset(),
         *,
         has_words: bool = False,
         is_always_json: bool = False,
-        of_json: frozenset[str] = frozenset({_JSON_TYPE}),
+        has_bytes: bool = False,
+        of_json: frozenset[str] | None = None,
     ) -> None:
         self._limits = limits
         self._others = others
         self._has_words = has_words
         self._is_always_json = is_always_json
-        self._of_json = of_json
+        self._has_bytes = has_bytes
+        self._of_json = of_json or (frozenset({_JSON_TYPE}) if has_bytes else _JSON)
 
     def is_plain(self, wire: HttpRequest | HttpResponse, /) -> bool:
         """Return whether all readers of a message read the same."""
@@ -152,19 +154,23 @@ class JsonMessages:
             return False
         kind, _, rest = "".join(given).lower().partition(";")
         kind = kind.strip()
-        if self._others is None and kind not in self._of_json:
+        if self._has_bytes and kind not in self._of_json | self._others:
             return True
         charset = rest.partition("charset=")[2].strip(" \"'")
         if charset.partition(";")[0].strip(" \"'") not in _UTF_8:
             return False
+        if kind in self._of_json or self._is_always_json:
+            return self.is_json(wire.view)
         try:
-            if self._others is not None and kind in self._others:
-                str(wire.view, "utf-8")
-            elif kind in _JSON or self._is_always_json:
-                words = self._has_words
-                check_same_to_all(wire.view, "the body", self._limits, has_words=words)
-            else:
-                return False
+            str(wire.view, "utf-8")
+        except ValueError:
+            return False
+        return kind in self._others
+
+    def is_json(self, view: memoryview) -> bool:
+        """Return whether all readers of a text of JSON read the same."""
+        try:
+            check_same_to_all(view, "the body", self._limits, has_words=self._has_words)
         except (GatewayError, ValueError):
             return False
         return True

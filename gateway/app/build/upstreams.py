@@ -149,7 +149,7 @@ def connect(  # noqa: PLR0913  # keyword-only, but for the first
             upstream = QuestionHeaders(upstream, question_headers)
         if made.max_rows is not None:
             upstream = DivideRows(upstream, made.max_rows)
-        return KnownModels(upstream) if made.only_known_models else upstream
+        return KnownModels(upstream, made.sends_on) if made.only_known_models else upstream
 
     service = _with_dialect_detection(spec, checked, build)
     plain = codec(limits, _default_dialect(spec, checked))

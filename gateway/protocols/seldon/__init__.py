@@ -24,8 +24,8 @@ SPEC = ProtocolSpec(
     grpc=GrpcBinding(codec=GrpcCodec, methods=METHODS, file_descriptors=file_descriptors),
     options=check_options,
     default_model="default_model",
-    # Its server has one model, which no request names.
-    sidecar=SidecarDefaults(default_model="model"),
+    # Its server has one model, which no request names, and reads feedback.
+    sidecar=SidecarDefaults(default_model="model", own_options={"feedback": "forward"}),
     declaration=read_declaration,
     varying=frozenset({"meta.puid", "meta.metrics"}),
 )

@@ -59,7 +59,7 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
         customized = {route.path: route for route in self._settings.customized}
         self._customized = customized
         self.whole = "" if self._settings.changes_messages else NAME
-        self.messages = JsonMessages(limits, None)
+        self.messages = JsonMessages(limits, has_bytes=True)
         self._reader = Reader(limits, self._settings, customized)
         carrier = methods.GrpsCarrier(NAME, self._ask, self._message)
         self.calls = methods.handlings(carrier, self._settings, limits)

@@ -55,6 +55,7 @@ _REPLY_NEEDS: Final = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
 _GET: Final = frozenset({"GET", "HEAD"})
 _DEFAULT: Final = ModelRef("")
 _TABLES: Final = frozenset({requests.CSV})
+_OF_JSON: Final = frozenset({"", requests.JSON})
 
 
 class _ScoringFields(NamedTuple):
@@ -111,7 +112,10 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], StreamsDecoupled, Declar
         self._styles: dict[str, RowStyle] = {}
         self._columns: dict[str, tuple[str, ...]] = {}
         self.whole = "" if found.changes_messages else NAME
-        self.messages = JsonMessages(limits, _TABLES, has_words=True)  # as servers read
+        self._texts = JsonMessages(  # as servers read
+            limits, _TABLES, has_words=True, has_bytes=True, of_json=_OF_JSON
+        )
+        self.messages = self._texts
         self._client = upstream.ScoringClient(
             limits, found, self._style, lambda model: self._columns.get(model, ())
         )
@@ -155,11 +159,19 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], StreamsDecoupled, Declar
         path = find_path(wire.path, self._options.prefix)
         if path.kind is not ScoringPath.INVOCATIONS or wire.method != "POST":
             return None
-        fields = wire.headers.parsed_with(_fields_of)
         if not self.is_plain(wire):
             return None
-        context = http_context(wire, NAME, _REPLY_NEEDS, fields.form, self.whole, refused)
+        form = _form_of(wire.headers, "")
+        context = http_context(wire, NAME, _REPLY_NEEDS, form, self.whole, refused)
         return InferRequest(model=self._model(path), context=context)
+
+    def is_plain(self, wire: HttpRequest, /) -> bool:
+        """Return whether all readers of a request read the same, also in each of its lines."""
+        given = wire.headers.get("content-type") or ""
+        if given.partition(";")[0].strip().lower() != requests.LINES:
+            return self._texts.is_plain(wire)
+        pieces = requests.lines_of(wire.view)
+        return all(self._texts.is_json(memoryview(line)) for lines in pieces for line in lines)
 
     def send_on(self, call: Call[Any], message: Origin, /) -> HttpRequest:
         """Write a client's request to a server, which has one model."""
@@ -280,16 +292,22 @@ def _fields_of(headers: Headers) -> _ScoringFields:
     Raises:
         UnsupportedContentType: The body has another content type.
     """
-    kind, accept = requests.content_type(headers), headers.get("accept")
-    form = ScoringForm(
+    kind = requests.content_type(headers)
+    form = _form_of(headers, kind)
+    metadata, request_id = sender_metadata(headers)
+    return _ScoringFields(metadata, request_id or inference_id(headers), kind, form)
+
+
+def _form_of(headers: Headers, kind: str) -> ScoringForm:
+    """Return the form of the reply to a request whose body is of a content type."""
+    accept = headers.get("accept")
+    return ScoringForm(
         kind=ScoringPath.INVOCATIONS,
         is_csv=requests.is_only_csv(accept),
         is_lines=kind == requests.LINES or requests.wants_lines(accept),
         can_stream=requests.accepts_lines(accept),
         returned=custom_attributes(headers),
     )
-    metadata, request_id = sender_metadata(headers)
-    return _ScoringFields(metadata, request_id or inference_id(headers), kind, form)
 
 
 def _method_not_allowed(wire: HttpRequest, allow: str) -> MethodNotAllowed:

@@ -167,7 +167,7 @@ def read_lines(view: memoryview, limits: MessageLimits, rules: UntypedRules) -> 
     commas = bytes(view).count(b"\n")
     reserve(view.nbytes, 3 * view.nbytes + BUILT_TIMES * commas)
     text, count = bytearray(b'{"instances":['), 0
-    for lines in _lines_of(view):
+    for lines in lines_of(view):
         count += len(lines)
         check_count("lines", count, limits.bytes_elements, "bytes_elements")
         text += b",\n".join(lines) + b",\n"
@@ -185,7 +185,7 @@ def read_lines(view: memoryview, limits: MessageLimits, rules: UntypedRules) -> 
     return RowsReader(document, limits, rules).rows("instances")
 
 
-def _lines_of(view: memoryview) -> Iterator[list[bytes]]:
+def lines_of(view: memoryview) -> Iterator[list[bytes]]:
     """Yield the lines that are not empty, some at a time: each of them is an object."""
     text, at = bytes(view), 0
     while at < len(text):
@@ -199,7 +199,7 @@ def _lines_of(view: memoryview) -> Iterator[list[bytes]]:
 def _check_lines(view: memoryview, limits: MessageLimits, rules: UntypedRules) -> None:
     """Raise MalformedMessage for the first line that is not JSON."""
     at = 0
-    for lines in _lines_of(view):
+    for lines in lines_of(view):
         charge(len(lines) * _LINE)
         for line in lines:
             at += 1

@@ -208,14 +208,21 @@ class TextClient:
         return HttpRequest("POST", path, request.query, headers, (body,), request.deadline)
 
     def pass_on(self, call: Call[Any], reply: Origin) -> HttpResponse:
-        """Return a server's response or event, with the model that the client named."""
+        """Return a server's response or event, with the model that the client named.
+
+        Another name than the server was asked for is the server's own, such as one with a date.
+        """
         response, view = passed_response(Origin(NAME, message_of(reply))), reply.wire.view
         name = "" if call.model is None else call.model.name
+        sent = "" if reply.form is None else reply.form.name
         head = bytes(view[:_SHOWN]) + bytes(view[-_SHOWN:])
-        if b'"model"' not in head or orjson.dumps(name) in head:
+        if name == sent or orjson.dumps(sent) not in head:
             return response
-        document = load_json(view, "the response")
-        if document.get("model", name) == name:
+        try:
+            document = load_json(view, "the response")
+        except MalformedMessage:
+            return response
+        if document.get("model") != sent:
             return response
         body = orjson.dumps({**document, "model": name})
         is_event = isinstance(reply.wire, Event)

@@ -62,6 +62,27 @@ def _field(text: bytes, limits: MessageLimits) -> memoryview | None:
     return None
 
 
+def plain_fields(wire: HttpRequest, limits: MessageLimits) -> list[memoryview]:
+    """Return the values of all fields `json` of the query and of a form, however they are spelled.
+
+    Raises:
+        MalformedMessage: There are more fields than keys may be.
+    """
+    parts = [wire.query.encode()]
+    if (wire.headers.get("content-type") or "").partition(";")[0].strip().lower() == _FORM:
+        parts.append(bytes(wire.view))
+    found = []
+    for part in parts:
+        pairs = part.split(b"&", limits.json_keys)
+        if len(pairs) > limits.json_keys:
+            raise MalformedMessage(f"the form has more than {limits.json_keys} fields")
+        for pair in pairs:
+            name, _, value = pair.partition(b"=")
+            if form_text(name) == _FIELD[:-1]:
+                found.append(memoryview(form_text(value)))
+    return found
+
+
 def _multipart(
     wire: HttpRequest, content: str, limits: MessageLimits, *, has_nonfinite: bool
 ) -> RowsDocument:

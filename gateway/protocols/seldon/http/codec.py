@@ -25,7 +25,7 @@ from gateway.ir.calls import (
     ServerReadyRequest,
 )
 from gateway.ir.context import ModelRef, Need, Origin
-from gateway.ir.errors import GatewayError, InternalError, NotFound, NotReady
+from gateway.ir.errors import GatewayError, InternalError, MalformedMessage, NotFound, NotReady
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
 from gateway.ir.metadata import ModelMetadata
 from gateway.protocols.seldon.declarations import NO_DECLARATION, SeldonForm, reply_form
@@ -35,12 +35,13 @@ from gateway.protocols.seldon.errors import (
     GraphVerb,
     is_failure,
 )
-from gateway.protocols.seldon.http.bodies import read_message
+from gateway.protocols.seldon.http.bodies import plain_fields, read_message
 from gateway.protocols.seldon.http.openapi import OPENAPI
 from gateway.protocols.seldon.http.paths import (
     FEEDBACK,
     METADATA,
     METHODS,
+    PREDICT,
     PREDICTIONS,
     STATUS,
     SeldonPath,
@@ -123,7 +124,7 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
         self._rules = value_rules(self._options, limits)
         self._style = self._options.style
         self.whole = NAME if self._options.nonfinite == WORDS else ""
-        self.messages = JsonMessages(limits, has_words=True)
+        self.messages = self._texts = JsonMessages(limits, has_words=True)
         self._declared: Mapping[str, SeldonForm] = {}
         self._puids = new_request_ids()
         health = Handling(_health, None, self._encode_health, _is_ok)
@@ -132,7 +133,7 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
                 self._prediction,
                 self._read_prediction,
                 self._encode_inference,
-                send_on=partial(passed_request, path=PREDICTIONS),
+                send_on=_send_prediction,
             ),
             OpaqueCall: Handling(send_on=partial(passed_request, path=FEEDBACK)),
             ModelMetadataRequest: Handling(_metadata, self._read_metadata, _encode_metadata),
@@ -181,8 +182,15 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
         return FORM.write(error, self._limits)
 
     def is_plain(self, wire: HttpRequest, /) -> bool:
-        """Return whether all readers of a request read the same; forms have it in a field."""
-        return wire.method == "POST" and super().is_plain(wire)
+        """Return whether all readers of a request read the same: JSON in one place."""
+        try:
+            fields = plain_fields(wire, self._limits)
+        except MalformedMessage:
+            return False
+        if not fields:
+            return wire.method == "POST" and self._texts.is_plain(wire)
+        is_alone = len(fields) == 1 and (not wire.query or not wire.size_bytes)
+        return is_alone and self._texts.is_json(fields[0])
 
     def decode_unread(self, wire: HttpRequest, refused: GatewayError, /) -> Call[Any] | None:
         """Return a prediction whose payload only its server knows."""
@@ -305,6 +313,12 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
         if route.model:
             return ModelRef(decoded_name("model name", route.model, self._limits))
         return self._options.default_model
+
+
+def _send_prediction(call: InferRequest, message: Origin) -> HttpRequest:
+    """Return a client's request; one path alone takes those without a body."""
+    path = PREDICTIONS if message.wire.method == "POST" else PREDICT
+    return passed_request(call, message, path)
 
 
 def _health(call: Call[bool]) -> HttpRequest:

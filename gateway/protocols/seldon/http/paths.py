@@ -13,7 +13,7 @@ PREDICTIONS: Final = "/api/v1.0/predictions"
 STATUS: Final = "/health/status"
 METADATA: Final = "/metadata"
 FEEDBACK: Final = "/api/v1.0/feedback"
-_PREDICT: Final = "/predict"
+PREDICT: Final = "/predict"
 _DEPLOYMENTS: Final = "/seldon"
 _METADATA_OF: Final = "/api/v1.0/metadata"
 _PING, _LIVE, _READY = "/health/ping", "/live", "/ready"
@@ -51,7 +51,7 @@ METHODS: Final = {
 _KINDS: Final = {
     PREDICTIONS: SeldonPath.PREDICTIONS,
     "/api/v0.1/predictions": SeldonPath.PREDICTIONS,
-    _PREDICT: SeldonPath.PREDICT,
+    PREDICT: SeldonPath.PREDICT,
     FEEDBACK: SeldonPath.FEEDBACK,
     "/api/v0.1/feedback": SeldonPath.FEEDBACK,
     "/send-feedback": SeldonPath.SEND_FEEDBACK,

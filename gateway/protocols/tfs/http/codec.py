@@ -201,7 +201,7 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
         self.whole = "" if self._options.changes_messages else f"{NAME} {self._options.dialect}"
         self.messages = JsonMessages(limits, is_always_json=True)
         if self._is_kserve:  # whose models get the bytes of any other type
-            self.messages = JsonMessages(limits, None, of_json=_JSON_TYPES)
+            self.messages = JsonMessages(limits, has_bytes=True, of_json=_JSON_TYPES)
         self._client = upstream.TfsRestClient(limits, self._options)
         replies: Mapping[type[Call[Any]], Callable[[Any, Any], HttpResponse]] = {
             InferRequest: self._encode_inference,

@@ -122,7 +122,7 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], StreamsDecoupled, Declar
         self, limits: MessageLimits = DEFAULT_LIMITS, options: Mapping[str, Any] | None = None
     ) -> None:
         self._limits = limits
-        self.messages = JsonMessages(limits, None)
+        self.messages = JsonMessages(limits, has_bytes=True)
         self._options = read_options(options or {})
         self._models = BodyForms(limits)
         self._reader = BodyReader(limits)
