@@ -369,6 +369,8 @@ WAYS: dict[str, Way] = {
             "messages": post("/invocations", b'{"messages": [{"role": "user", "content": "hi"}]}'),
             "nan": post("/invocations", b'{"inputs": [NaN, 1e400]}'),
             "csv": post("/invocations", b"a,b\n1,\n,x\n", "text/csv"),
+            "lines": post("/invocations", b'{"own": 1}\n[2]\n', "application/jsonlines"),
+            "parquet": post("/invocations", b"PAR1\xff\0", "application/vnd.apache.parquet"),
             "error": post("/invocations", b'{"inputs": ["refused"]}'),
             "accepted": post("/invocations", b'{"inputs": ["accepted"]}'),
             "redirected": post("/invocations", b'{"inputs": ["redirected"]}'),
@@ -388,6 +390,12 @@ WAYS: dict[str, Way] = {
                 "/api/v1.0/predictions",
                 b'{"data":{"ndarray":[["a",1]]},"meta":{"routing":{"r":1},"tags":{"t":[1]}}}',
             ),
+            "form": post(
+                "/predict",
+                b"own=1&json=%7B%22strData%22%3A+1%7D",
+                "application/x-www-form-urlencoded",
+            ),
+            "query": Sent("GET", "/predict?json=%7B%22strData%22:1%7D", b""),
             "error": post("/api/v1.0/predictions", b'{"jsonData": "refused"}'),
         },
         {
@@ -684,7 +692,7 @@ NOT_WHOLE = (
 
 
 # Questions of clients, and what the gateway asks to know whether a server is there.
-_ABOUT = ("/models/", "/status/")
+_ABOUT = ("?json=", "/models/", "/status/")
 _PROBE = flatbuffer_writer.METADATA_REQUEST
 _PROBES = ("/Health", "/graphpipe")
 

@@ -7,7 +7,6 @@ Source: docs/protocols/seldon.md; of the side of a client, "9. Servers".
 
 import base64
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, Final
 
 import orjson
@@ -38,15 +37,14 @@ from gateway.protocols.seldon.errors import (
 from gateway.protocols.seldon.http.bodies import plain_fields, read_message
 from gateway.protocols.seldon.http.openapi import OPENAPI
 from gateway.protocols.seldon.http.paths import (
-    FEEDBACK,
     METADATA,
     METHODS,
-    PREDICT,
     PREDICTIONS,
     STATUS,
     SeldonPath,
     SeldonRoute,
     find_path,
+    path_at_server,
 )
 from gateway.protocols.seldon.http.replies import answer_json, data_json, meta_json
 from gateway.protocols.seldon.http.requests import PayloadReader
@@ -133,9 +131,9 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
                 self._prediction,
                 self._read_prediction,
                 self._encode_inference,
-                send_on=_send_prediction,
+                send_on=_send_whole,
             ),
-            OpaqueCall: Handling(send_on=partial(passed_request, path=FEEDBACK)),
+            OpaqueCall: Handling(send_on=_send_whole),
             ModelMetadataRequest: Handling(_metadata, self._read_metadata, _encode_metadata),
             ServerLiveRequest: health,
             ServerReadyRequest: health,
@@ -233,7 +231,7 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
         context = http_context(wire, NAME, frozenset(), SeldonRestForm(SeldonPath.FEEDBACK))
         if self._options.feedback != FORWARD:
             return ServerLiveRequest(context=context)
-        check_plain(is_plain=wire.method != "POST" or self.is_plain(wire))
+        check_plain(is_plain=self.is_plain(wire))
         message = Origin(NAME, wire, whole=NAME)
         return OpaqueCall(model=self._model(route), context=context, message=message)
 
@@ -315,10 +313,9 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
         return self._options.default_model
 
 
-def _send_prediction(call: InferRequest, message: Origin) -> HttpRequest:
-    """Return a client's request; one path alone takes those without a body."""
-    path = PREDICTIONS if message.wire.method == "POST" else PREDICT
-    return passed_request(call, message, path)
+def _send_whole(call: Call[Any], message: Origin) -> HttpRequest:
+    """Return a client's request."""
+    return passed_request(call, message, path_at_server(message.wire.path))
 
 
 def _health(call: Call[bool]) -> HttpRequest:

@@ -13,7 +13,7 @@ PREDICTIONS: Final = "/api/v1.0/predictions"
 STATUS: Final = "/health/status"
 METADATA: Final = "/metadata"
 FEEDBACK: Final = "/api/v1.0/feedback"
-PREDICT: Final = "/predict"
+_PREDICT: Final = "/predict"
 _DEPLOYMENTS: Final = "/seldon"
 _METADATA_OF: Final = "/api/v1.0/metadata"
 _PING, _LIVE, _READY = "/health/ping", "/live", "/ready"
@@ -51,7 +51,7 @@ METHODS: Final = {
 _KINDS: Final = {
     PREDICTIONS: SeldonPath.PREDICTIONS,
     "/api/v0.1/predictions": SeldonPath.PREDICTIONS,
-    PREDICT: SeldonPath.PREDICT,
+    _PREDICT: SeldonPath.PREDICT,
     FEEDBACK: SeldonPath.FEEDBACK,
     "/api/v0.1/feedback": SeldonPath.FEEDBACK,
     "/send-feedback": SeldonPath.SEND_FEEDBACK,
@@ -93,6 +93,11 @@ class SeldonRoute(NamedTuple):
 
 _NOTHING: Final = SeldonRoute(None)
 _PARTS: Final = 3
+
+
+def path_at_server(path: str) -> str:
+    """Return *path* as a microservice has it, which has one model and no name for it."""
+    return "/" + path.split("/", _PARTS + 1)[-1] if path.startswith(f"{_DEPLOYMENTS}/") else path
 
 
 def find_path(path: str) -> SeldonRoute:

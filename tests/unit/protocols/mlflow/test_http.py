@@ -195,3 +195,20 @@ def test_declared_binary_outputs_are_base64_text() -> None:
     codec.declare({})
     with pytest.raises(InvalidOutput):
         codec.encode_reply(call, reply)
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "passes"),
+    [
+        ("application/jsonlines", b'{"a": 1}\n[2]\n', True),
+        ("application/jsonlines", b'{"a": 1}\n{"a": 1, "a": 2}\n', False),
+        ("application/jsonlines; charset=utf-8", b"1, 2\n", False),
+        ("application/vnd.apache.parquet", b"PAR1\xff", True),
+        ("application/json", b'{"a": 1, "a": 2}', False),
+        ("text/csv", b"\xff", False),
+    ],
+)
+def test_lines_and_bytes_pass_unless_ambiguous(kind: str, body: bytes, passes: bool) -> None:
+    """No reader takes bytes of another type for JSON."""
+    wire = HttpRequest("POST", "/invocations", "", Headers([("Content-Type", kind)]), (body,))
+    assert passes is HttpCodec().is_plain(wire)

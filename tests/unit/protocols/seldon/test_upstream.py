@@ -164,3 +164,23 @@ def test_wrong_declarations_are_refused(declared: dict[str, Any]) -> None:
     """The error names the key."""
     with pytest.raises(ValueError, match=list(declared)[-1]):
         read_declaration(declared, str)
+
+
+@pytest.mark.parametrize(
+    ("query", "body", "passes"),
+    [
+        ("", b"json=%7B%22a%22%3A1%7D", True),
+        ("", b"other=1&json=1", True),
+        ("json=%5B1%5D", b"", True),
+        ("json=1&json=1", b"", False),
+        ("json=1", b"json=1", False),
+        ("", b"json=1&%6Ason=2", False),
+        ("", b"json=%7B%22a%22%3A1%2C%22a%22%3A2%7D", False),
+        ("json=1", b"{}", False),
+    ],
+)
+def test_a_form_passes_with_one_text(query: str, body: bytes, passes: bool) -> None:
+    """A server may prefer the form to the query, and the last field to the first."""
+    kind = "application/x-www-form-urlencoded"
+    wire = HttpRequest("POST", "/predict", query, Headers([("Content-Type", kind)]), (body,))
+    assert passes is HttpCodec().is_plain(wire)
