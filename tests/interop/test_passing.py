@@ -30,6 +30,7 @@ DRAWN: Final = 200
 # What differs in two answers of the server itself.
 _OF_ONE_ANSWER: Final = re.compile(rb'"(created|id|puid)": ?("[^"]*"|\d+)')
 _FORM: Final = "application/x-www-form-urlencoded"
+_PARTS: Final = b'--b\r\nContent-Disposition: form-data; name="strData"\r\n\r\ntext\r\n--b--\r\n'
 _OF_A_CONNECTION: Final = ("connection", "access-control-")
 _FRAME = (
     b'{"dataframe_split": {"columns": ["a", "b", "s"], "data": [[1.5, 2, "x"]]}}',
@@ -97,6 +98,7 @@ PLACES: Final = {
         seldon.prepare,
         (
             post("/predict", b"json=%7B%22strData%22%3A%22a%22%7D", _FORM),
+            post("/predict", _PARTS, "multipart/form-data; boundary=b"),
             post("/api/v0.1/predictions", b'{"strData": "a"}'),
             post("/api/v1.0/feedback", b'{"request": {"strData": "a"}, "reward": 1.0}'),
             Sent("GET", "/predict?json=%7B%22strData%22%3A%22a%22%7D", b""),

@@ -8,6 +8,8 @@ import re
 from collections.abc import Callable
 from typing import Any, Final
 
+import orjson
+
 from gateway.ir.errors import MalformedMessage
 from gateway.ir.limits import MessageLimits, check_count
 from gateway.ir.nearest import loads_to_odd
@@ -83,9 +85,26 @@ def plain_fields(wire: HttpRequest, limits: MessageLimits) -> list[memoryview]:
     return found
 
 
-def _multipart(
-    wire: HttpRequest, content: str, limits: MessageLimits, *, has_nonfinite: bool
-) -> RowsDocument:
+def json_of_parts(wire: HttpRequest) -> bytes | None:
+    """Return a form of parts as JSON, which all readers read the same; None for another body.
+
+    Raises:
+        MalformedMessage: It has no boundary, a part has no name, or a field occurs twice.
+        TooLarge: A limit is exceeded.
+    """
+    content = wire.headers.get("content-type") or ""
+    if content.partition(";")[0].strip().lower() != _MULTIPART:
+        return None
+    members = _parts(*_marked(wire, content), lambda part, _what: bytes(part))
+    texts = [
+        b"%b:%b" % (orjson.dumps(key), orjson.dumps(value) if type(value) is str else value)
+        for key, value in members.items()
+    ]
+    return b"{%b}" % b",".join(texts)
+
+
+def _marked(wire: HttpRequest, content: str) -> tuple[bytes, bytes]:
+    """Return a body of parts, and what is before each of them."""
     found = _BOUNDARY.search(content)
     if found is None:
         raise MalformedMessage("the content type has no boundary: expected one for a form of parts")
@@ -93,6 +112,13 @@ def _multipart(
     body = bytes(wire.view)
     charge(len(body) * OBJECT_BYTE)
     check_count("parts of the form", body.count(mark), _PARTS, "parts")
+    return body, mark
+
+
+def _multipart(
+    wire: HttpRequest, content: str, limits: MessageLimits, *, has_nonfinite: bool
+) -> RowsDocument:
+    body, mark = _marked(wire, content)
 
     def read(content: memoryview, what: str) -> Any:
         return read_any(content, what, limits, has_nonfinite=has_nonfinite)

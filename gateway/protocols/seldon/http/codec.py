@@ -24,7 +24,14 @@ from gateway.ir.calls import (
     ServerReadyRequest,
 )
 from gateway.ir.context import ModelRef, Need, Origin
-from gateway.ir.errors import GatewayError, InternalError, MalformedMessage, NotFound, NotReady
+from gateway.ir.errors import (
+    GatewayError,
+    InternalError,
+    MalformedMessage,
+    NotFound,
+    NotReady,
+    TooLarge,
+)
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
 from gateway.ir.metadata import ModelMetadata
 from gateway.protocols.seldon.declarations import NO_DECLARATION, SeldonForm, reply_form
@@ -34,7 +41,7 @@ from gateway.protocols.seldon.errors import (
     GraphVerb,
     is_failure,
 )
-from gateway.protocols.seldon.http.bodies import plain_fields, read_message
+from gateway.protocols.seldon.http.bodies import json_of_parts, plain_fields, read_message
 from gateway.protocols.seldon.http.openapi import OPENAPI
 from gateway.protocols.seldon.http.paths import (
     METADATA,
@@ -131,9 +138,9 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
                 self._prediction,
                 self._read_prediction,
                 self._encode_inference,
-                send_on=_send_whole,
+                send_on=self._send_whole,
             ),
-            OpaqueCall: Handling(send_on=_send_whole),
+            OpaqueCall: Handling(send_on=self._send_whole),
             ModelMetadataRequest: Handling(_metadata, self._read_metadata, _encode_metadata),
             ServerLiveRequest: health,
             ServerReadyRequest: health,
@@ -182,9 +189,11 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
     def is_plain(self, wire: HttpRequest, /) -> bool:
         """Return whether all readers of a request read the same: JSON in one place."""
         try:
-            fields = plain_fields(wire, self._limits)
-        except MalformedMessage:
+            fields, parts = plain_fields(wire, self._limits), json_of_parts(wire)
+        except (MalformedMessage, TooLarge):
             return False
+        if parts is not None:
+            return not fields and self._texts.is_json(memoryview(parts))
         if not fields:
             return wire.method == "POST" and self._texts.is_plain(wire)
         is_alone = len(fields) == 1 and (not wire.query or not wire.size_bytes)
@@ -198,6 +207,16 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
         form = SeldonRestForm(SeldonPath.PREDICTIONS)
         context = http_context(wire, NAME, _NEEDS, form, self.whole, refused)
         return InferRequest(model=self._model(route), context=context)
+
+    def _send_whole(self, call: Call[Any], message: Origin) -> HttpRequest:
+        """Return a client's request; parts of a form become JSON."""
+        found = passed_request(call, message, path_at_server(message.wire.path))
+        parts = json_of_parts(message.wire)
+        if parts is None:
+            return found
+        others = [pair for pair in found.headers.pairs if pair[0].lower() != "content-type"]
+        headers = Headers((JSON, *others))
+        return HttpRequest("POST", found.path, found.query, headers, (parts,), found.deadline)
 
     def error_in(self, call: Call[Any], wire: HttpResponse, /) -> GatewayError | None:
         """Return the error of a response that has no success as status; None for a success."""
@@ -311,11 +330,6 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
         if route.model:
             return ModelRef(decoded_name("model name", route.model, self._limits))
         return self._options.default_model
-
-
-def _send_whole(call: Call[Any], message: Origin) -> HttpRequest:
-    """Return a client's request."""
-    return passed_request(call, message, path_at_server(message.wire.path))
 
 
 def _health(call: Call[bool]) -> HttpRequest:

@@ -184,3 +184,32 @@ def test_a_form_passes_with_one_text(query: str, body: bytes, passes: bool) -> N
     kind = "application/x-www-form-urlencoded"
     wire = HttpRequest("POST", "/predict", query, Headers([("Content-Type", kind)]), (body,))
     assert passes is HttpCodec().is_plain(wire)
+
+
+@pytest.mark.parametrize(
+    ("fields", "sent"),
+    [
+        ({"strData": b"\xc3\xa9"}, '{"strData":"é"}'),
+        ({"jsonData": b'{"a":1}', "meta": b"{}"}, '{"jsonData":{"a":1},"meta":{}}'),
+        ({"jsonData": b'{"a":1,"a":2}'}, None),
+        ({"jsonData": b"1, 2"}, None),
+        ({"strData": b"\xff"}, None),
+    ],
+)
+def test_parts_of_a_form_are_sent_as_json(fields: dict[str, bytes], sent: str | None) -> None:
+    """No reader can take them otherwise than the gateway."""
+    parts = [
+        b'--b\r\nContent-Disposition: form-data; name="%b"\r\n\r\n%b\r\n' % (key.encode(), value)
+        for key, value in fields.items()
+    ]
+    headers = Headers([("Content-Type", "multipart/form-data; boundary=b")])
+    wire = HttpRequest("POST", "/predict", "", headers, (b"".join([*parts, b"--b--\r\n"]),))
+    codec = HttpCodec()
+    assert codec.is_plain(wire) is (sent is not None)
+    if sent is not None:
+        call = InferRequest(model=ModelRef("m"))
+        found = codec.send_on(call, Origin("seldon.http", wire, whole="seldon.http"))
+        assert (sent, "application/json") == (
+            bytes(found.view).decode(),
+            found.headers.get("content-type"),
+        )
