@@ -43,6 +43,8 @@ from tests.scheduling import slowness
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 LOOP_S = 0.1
+# Of the event loop, for each byte: memory is read once, and given back. The largest have 180 MB.
+LOOP_BYTE_S = 1e-9
 BYTE_S = 2e-6
 # What a message may cost however short it is, such as 4,096 elements of a compressed one.
 BASE_S = 0.015
@@ -453,7 +455,10 @@ async def confirmed(
 
 @pytest.mark.parametrize("name", TARGETS)
 async def test_no_message_costs_much(name: str) -> None:
-    """A message may use 100 ms of the event loop, and 2 us per byte of it and its response."""
+    """A message may use 100 ms of the event loop and 1 ns per byte, and 2 us per byte in all.
+
+    The bytes are those of it and of its response.
+    """
     target, rng, found = TARGETS[name], random.Random(SEED), list[Cost]()  # noqa: S311  # repeatable
     async with frontend_of(target) as frontend:
         await measured(frontend, target, Shape())
@@ -464,5 +469,5 @@ async def test_no_message_costs_much(name: str) -> None:
     print(f"\n{name}: {len(found)} messages")
     print(f"  loop {worst.loop_s * 1e3:6.1f} ms, {worst.size} bytes, {worst.status}: {worst.shape}")
     print(f"  byte {dearest.byte_s * 1e6:6.3f} us, {dearest.size} bytes: {dearest.shape}")
-    assert worst.loop_s <= LOOP_S
+    assert worst.loop_s <= LOOP_S + worst.size * LOOP_BYTE_S
     assert dearest.byte_s <= BYTE_S
