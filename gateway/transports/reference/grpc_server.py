@@ -125,9 +125,9 @@ class GrpcServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio is not
         if not task.cancelled() and isinstance(task.exception(), UnicodeDecodeError):
             log.warning("grpcio stopped accepting calls", address=self.address, action="restart")
             # Its task that closes the server ends with the same error, which nobody asks for.
-            for other in asyncio.all_tasks():
-                if type(other.get_coro()) is type(task.get_coro()):
-                    other.add_done_callback(_retrieve)
+            kind = type(task.get_coro())
+            for other in [each for each in asyncio.all_tasks() if type(each.get_coro()) is kind]:
+                other.add_done_callback(lambda each: each.cancelled() or each.exception())
             self._replacing = start_background(self._replace(self._server, None), "grpcio")
 
     def tls_renewed(self, authorities: Authorities | None) -> None:
@@ -385,9 +385,3 @@ def _finished(response: GrpcResponse, context: Context) -> bytes:
         context.set_details(cut_message(response.details.encode("utf-8", "replace").decode()))
         return b""
     return b"".join(response.message)
-
-
-def _retrieve(task: asyncio.Task[Any]) -> None:
-    """Ask for the exception of *task*, so that asyncio does not log it."""
-    if not task.cancelled():
-        task.exception()

@@ -3,15 +3,14 @@
 import asyncio
 import logging
 from collections.abc import Iterable
+from typing import Any
 
 import grpc
 from grpc import aio
 
 from gateway.wire.grpc import GrpcStatus, Metadata
 
-CODE_OF: dict[GrpcStatus, grpc.StatusCode] = {
-    GrpcStatus(code.value[0]): code for code in grpc.StatusCode
-}
+CODE_OF: dict[GrpcStatus, Any] = {GrpcStatus(code.value[0]): code for code in grpc.StatusCode}
 STATUS_OF: dict[grpc.StatusCode, GrpcStatus] = {code: status for status, code in CODE_OF.items()}
 
 # The last one: the client had left before the response.
