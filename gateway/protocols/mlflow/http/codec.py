@@ -55,6 +55,7 @@ _REPLY_NEEDS: Final = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
 _GET: Final = frozenset({"GET", "HEAD"})
 _DEFAULT: Final = ModelRef("")
 _TABLES: Final = frozenset({requests.CSV})
+_MOST_LINES: Final = 4096  # which are looked at one by one
 _OF_JSON: Final = frozenset({"", requests.JSON})
 
 
@@ -170,8 +171,14 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], StreamsDecoupled, Declar
         given = wire.headers.get("content-type") or ""
         if given.partition(";")[0].strip().lower() != requests.LINES:
             return self._texts.is_plain(wire)
-        pieces = requests.lines_of(wire.view)
-        return all(self._texts.is_json(memoryview(line)) for lines in pieces for line in lines)
+        count = 0
+        for lines in requests.lines_of(wire.view):
+            count += len(lines)
+            if count > _MOST_LINES:
+                return False
+            if not all(self._texts.is_json(memoryview(line)) for line in lines):
+                return False
+        return True
 
     def send_on(self, call: Call[Any], message: Origin, /) -> HttpRequest:
         """Write a client's request to a server, which has one model."""

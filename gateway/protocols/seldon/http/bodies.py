@@ -64,20 +64,20 @@ def _field(text: bytes, limits: MessageLimits) -> memoryview | None:
     return None
 
 
-def plain_fields(wire: HttpRequest, limits: MessageLimits) -> list[memoryview]:
+def plain_fields(wire: HttpRequest) -> list[memoryview]:
     """Return the values of all fields `json` of the query and of a form, however they are spelled.
 
     Raises:
-        MalformedMessage: There are more fields than keys may be.
+        MalformedMessage: There are many fields.
     """
     parts = [wire.query.encode()]
     if (wire.headers.get("content-type") or "").partition(";")[0].strip().lower() == _FORM:
         parts.append(bytes(wire.view))
     found = []
     for part in parts:
-        pairs = part.split(b"&", limits.json_keys)
-        if len(pairs) > limits.json_keys:
-            raise MalformedMessage(f"the form has more than {limits.json_keys} fields")
+        pairs = part.split(b"&", _PARTS)
+        if len(pairs) > _PARTS:
+            raise MalformedMessage(f"the form has more than {_PARTS} fields")
         for pair in pairs:
             name, _, value = pair.partition(b"=")
             if form_text(name) == _FIELD[:-1]:
@@ -85,8 +85,8 @@ def plain_fields(wire: HttpRequest, limits: MessageLimits) -> list[memoryview]:
     return found
 
 
-def json_of_parts(wire: HttpRequest) -> bytes | None:
-    """Return a form of parts as JSON, which all readers read the same; None for another body.
+def parts_of(wire: HttpRequest) -> dict[str, Any] | None:
+    """Return the members of a form of parts: texts, and bytes of JSON; None for another body.
 
     Raises:
         MalformedMessage: It has no boundary, a part has no name, or a field occurs twice.
@@ -95,7 +95,11 @@ def json_of_parts(wire: HttpRequest) -> bytes | None:
     content = wire.headers.get("content-type") or ""
     if content.partition(";")[0].strip().lower() != _MULTIPART:
         return None
-    members = _parts(*_marked(wire, content), lambda part, _what: bytes(part))
+    return _parts(*_marked(wire, content), lambda part, _what: bytes(part))
+
+
+def object_of(members: dict[str, Any]) -> bytes:
+    """Return the members of a form of parts as an object of JSON."""
     texts = [
         b"%b:%b" % (orjson.dumps(key), orjson.dumps(value) if type(value) is str else value)
         for key, value in members.items()

@@ -41,7 +41,7 @@ from gateway.protocols.seldon.errors import (
     GraphVerb,
     is_failure,
 )
-from gateway.protocols.seldon.http.bodies import json_of_parts, plain_fields, read_message
+from gateway.protocols.seldon.http.bodies import object_of, parts_of, plain_fields, read_message
 from gateway.protocols.seldon.http.openapi import OPENAPI
 from gateway.protocols.seldon.http.paths import (
     METADATA,
@@ -189,11 +189,12 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
     def is_plain(self, wire: HttpRequest, /) -> bool:
         """Return whether all readers of a request read the same: JSON in one place."""
         try:
-            fields, parts = plain_fields(wire, self._limits), json_of_parts(wire)
+            fields, parts = plain_fields(wire), parts_of(wire)
         except (MalformedMessage, TooLarge):
             return False
         if parts is not None:
-            return not fields and self._texts.is_json(memoryview(parts))
+            texts = [memoryview(each) for each in parts.values() if type(each) is bytes]
+            return not fields and all(map(self._texts.is_json, texts))
         if not fields:
             return wire.method == "POST" and self._texts.is_plain(wire)
         is_alone = len(fields) == 1 and (not wire.query or not wire.size_bytes)
@@ -211,12 +212,13 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
     def _send_whole(self, call: Call[Any], message: Origin) -> HttpRequest:
         """Return a client's request; parts of a form become JSON."""
         found = passed_request(call, message, path_at_server(message.wire.path))
-        parts = json_of_parts(message.wire)
+        parts = parts_of(message.wire)
         if parts is None:
             return found
         others = [pair for pair in found.headers.pairs if pair[0].lower() != "content-type"]
         headers = Headers((JSON, *others))
-        return HttpRequest("POST", found.path, found.query, headers, (parts,), found.deadline)
+        body = (object_of(parts),)
+        return HttpRequest("POST", found.path, found.query, headers, body, found.deadline)
 
     def error_in(self, call: Call[Any], wire: HttpResponse, /) -> GatewayError | None:
         """Return the error of a response that has no success as status; None for a success."""

@@ -193,6 +193,7 @@ def test_a_form_passes_with_one_text(query: str, body: bytes, passes: bool) -> N
         ({"jsonData": b'{"a":1}', "meta": b"{}"}, '{"jsonData":{"a":1},"meta":{}}'),
         ({"jsonData": b'{"a":1,"a":2}'}, None),
         ({"jsonData": b"1, 2"}, None),
+        ({"jsonData": b'1,"strData":"x"'}, None),
         ({"strData": b"\xff"}, None),
     ],
 )
