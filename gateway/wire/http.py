@@ -275,6 +275,11 @@ def response_parts(response: HttpResponse) -> Iterator[HttpResponse]:
         yield HttpResponse(response.status, response.headers, (view[first : first + _PART_BYTES],))
 
 
+def media_type(value: str | None) -> str:
+    """Return the type in a header Content-Type, in lower case; "" for none."""
+    return "" if value is None else value.partition(";")[0].strip().lower()
+
+
 def view_of(buffers: Sequence[Buffer]) -> memoryview:
     """Return buffers as one view of bytes; copies only when there are several."""
     if len(buffers) == 1:

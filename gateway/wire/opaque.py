@@ -22,7 +22,6 @@ CONTENT_HEADERS: Final = frozenset({"accept", _KIND})
 # What a hop writes itself, besides the fields of a message or a connection.
 _OF_THE_SERVER: Final = frozenset({"date", "server", "set-cookie", "x-request-id"})
 _JSON_TYPE: Final = "application/json"
-# Of JSON, in any encoding; b"" after blanks alone.
 _JSON: Final = frozenset({"", _JSON_TYPE})
 _UTF_8: Final = frozenset({"", "utf-8", "utf8", "us-ascii"})
 
@@ -118,6 +117,14 @@ def check_plain(*, is_plain: bool) -> None:
         )
 
 
+def _is_text(view: memoryview) -> bool:
+    try:
+        str(view, "utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 class JsonMessages:
     """How messages of JSON in UTF-8 pass as they came.
 
@@ -146,6 +153,7 @@ class JsonMessages:
         self._is_always_json = is_always_json
         self._has_bytes = has_bytes
         self._of_json = of_json or (frozenset({_JSON_TYPE}) if has_bytes else _JSON)
+        self._of_texts = self._of_json | others
 
     def is_plain(self, wire: HttpRequest | HttpResponse, /) -> bool:
         """Return whether all readers of a message read the same."""
@@ -154,18 +162,14 @@ class JsonMessages:
             return False
         kind, _, rest = "".join(given).lower().partition(";")
         kind = kind.strip()
-        if self._has_bytes and kind not in self._of_json | self._others:
+        if self._has_bytes and kind not in self._of_texts:
             return True
         charset = rest.partition("charset=")[2].strip(" \"'")
         if charset.partition(";")[0].strip(" \"'") not in _UTF_8:
             return False
         if kind in self._of_json or self._is_always_json:
             return self.is_json(wire.view)
-        try:
-            str(wire.view, "utf-8")
-        except ValueError:
-            return False
-        return kind in self._others
+        return kind in self._others and _is_text(wire.view)
 
     def is_json(self, view: memoryview) -> bool:
         """Return whether all readers of a text of JSON read the same."""

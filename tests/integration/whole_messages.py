@@ -395,7 +395,6 @@ WAYS: dict[str, Way] = {
                 b"own=1&json=%7B%22strData%22%3A+1%7D",
                 "application/x-www-form-urlencoded",
             ),
-            "query": Sent("GET", "/predict?json=%7B%22strData%22:1%7D", b""),
             "error": post("/api/v1.0/predictions", b'{"jsonData": "refused"}'),
         },
         {
@@ -692,7 +691,7 @@ NOT_WHOLE = (
 
 
 # Questions of clients, and what the gateway asks to know whether a server is there.
-_ABOUT = ("?json=", "/models/", "/status/")
+_ABOUT = ("/models/", "/status/")
 _PROBE = flatbuffer_writer.METADATA_REQUEST
 _PROBES = ("/Health", "/graphpipe")
 

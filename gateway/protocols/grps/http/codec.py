@@ -27,7 +27,7 @@ from gateway.protocols.grps.json.message import read_response, write_json
 from gateway.protocols.grps.messages import ContentFormat, Flag, GrpsMessage, GrpsStatus
 from gateway.protocols.grps.options import GrpsOptions, read_options
 from gateway.wire.errors import SUCCESSES, clip, is_error_status, read_error_text
-from gateway.wire.http import Buffer, Headers, HttpRequest, HttpResponse
+from gateway.wire.http import Buffer, Headers, HttpRequest, HttpResponse, media_type
 from gateway.wire.metadata import http_headers
 from gateway.wire.opaque import JsonMessages, passed_error_of, passed_request
 
@@ -212,7 +212,7 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
 
     def _message(self, _call: Call[Any], wire: HttpResponse, *, sniff: bool = False) -> GrpsMessage:
         view = wire.view
-        kind = (wire.headers.get("content-type") or "").partition(";")[0].strip().lower()
+        kind = media_type(wire.headers.get("content-type"))
         if wire.status in SUCCESSES and kind == BYTES_TYPE:
             is_json = sniff and bytes(view[:1]) == _BRACE
             message = self._with_status(view) if is_json else None

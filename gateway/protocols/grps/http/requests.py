@@ -28,7 +28,7 @@ from gateway.protocols.grps.json.message import read_request
 from gateway.protocols.grps.messages import ContentFormat, GrpsMessage
 from gateway.protocols.grps.options import GrpsOptions
 from gateway.protocols.grps.protobuf.message import read_message
-from gateway.wire.http import HttpRequest
+from gateway.wire.http import HttpRequest, media_type
 from gateway.wire.metadata import http_context
 from gateway.wire.url_names import read_query
 
@@ -222,4 +222,4 @@ def reply_route(route: GrpsRoute, wire: HttpRequest) -> GrpsRoute:
 def _content_type(wire: HttpRequest) -> str | None:
     """Return the content type without parameters, in lower case; None when it is missing."""
     found = wire.headers.get("content-type")
-    return None if found is None else found.partition(";")[0].strip().lower()
+    return None if found is None else media_type(found)

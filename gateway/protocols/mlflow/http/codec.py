@@ -42,7 +42,7 @@ from gateway.protocols.mlflow.paths import INVOCATIONS, MODELS, ScoringPath, Sco
 from gateway.wire.declarations import DeclaringCodec
 from gateway.wire.decoupled import StreamsDecoupled
 from gateway.wire.errors import MethodNotAllowed, SlashAtEnd
-from gateway.wire.http import Headers, HttpRequest, HttpResponse, with_headers
+from gateway.wire.http import Headers, HttpRequest, HttpResponse, media_type, with_headers
 from gateway.wire.json_errors import JSON
 from gateway.wire.metadata import http_context, sender_metadata
 from gateway.wire.opaque import JsonMessages, passed_request, passed_response
@@ -168,8 +168,7 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], StreamsDecoupled, Declar
 
     def is_plain(self, wire: HttpRequest, /) -> bool:
         """Return whether all readers of a request read the same, also in each of its lines."""
-        given = wire.headers.get("content-type") or ""
-        if given.partition(";")[0].strip().lower() != requests.LINES:
+        if media_type(wire.headers.get("content-type")) != requests.LINES:
             return self._texts.is_plain(wire)
         count = 0
         for lines in requests.lines_of(wire.view):

@@ -15,7 +15,7 @@ from gateway.ir.limits import MessageLimits, check_count, check_name
 from gateway.ir.tensor import Tensor
 from gateway.ir.work import BUILT_TIMES, OBJECT_BYTE, charge, reserve
 from gateway.wire.errors import UnsupportedContentType
-from gateway.wire.http import Headers
+from gateway.wire.http import Headers, media_type
 from gateway.wire.rows import RowsDocument, RowsReader, is_list, read_any, read_rows_document
 from gateway.wire.tables import column_names, is_object, show, table_tensor
 
@@ -231,4 +231,4 @@ def wants_lines(accept: str | None) -> bool:
 
 
 def _media_types(accept: str) -> set[str]:
-    return {part.partition(";")[0].strip().lower() for part in accept.split(",")}
+    return set(map(media_type, accept.split(",")))

@@ -231,7 +231,7 @@ def decode_response(
         MalformedMessage, InvalidTensor, TooLarge: The response cannot be used.
         UpstreamProtocolError: It is the response to another request.
     """
-    buffers = wire.body
+    buffers = wire.body  # as `view_of`, without its frame
     body = buffers[0] if len(buffers) == 1 else None
     if type(body) is not memoryview:
         body = view_of(buffers)

@@ -14,7 +14,7 @@ from gateway.ir.errors import MalformedMessage
 from gateway.ir.limits import MessageLimits, check_count
 from gateway.ir.nearest import loads_to_odd
 from gateway.ir.work import OBJECT_BYTE, charge
-from gateway.wire.http import HttpRequest
+from gateway.wire.http import HttpRequest, media_type
 from gateway.wire.rows import RowsDocument, read_any, read_rows_document
 from gateway.wire.url_names import form_text
 
@@ -38,7 +38,7 @@ def read_message(wire: HttpRequest, limits: MessageLimits, *, has_nonfinite: boo
     """
     view = _field(wire.query.encode(), limits) if wire.query else None
     content = wire.headers.get("content-type") or ""
-    kind = content.partition(";")[0].strip().lower()
+    kind = media_type(content)
     if view is None:
         if kind == _MULTIPART:
             return _multipart(wire, content, limits, has_nonfinite=has_nonfinite)
@@ -70,8 +70,8 @@ def plain_fields(wire: HttpRequest) -> list[memoryview]:
     Raises:
         MalformedMessage: There are many fields.
     """
-    parts = [wire.query.encode()]
-    if (wire.headers.get("content-type") or "").partition(";")[0].strip().lower() == _FORM:
+    parts = [wire.query.encode()] if wire.query else []
+    if media_type(wire.headers.get("content-type")) == _FORM:
         parts.append(bytes(wire.view))
     found = []
     for part in parts:
@@ -93,7 +93,7 @@ def parts_of(wire: HttpRequest) -> dict[str, Any] | None:
         TooLarge: A limit is exceeded.
     """
     content = wire.headers.get("content-type") or ""
-    if content.partition(";")[0].strip().lower() != _MULTIPART:
+    if media_type(content) != _MULTIPART:
         return None
     return _parts(*_marked(wire, content), lambda part, _what: bytes(part))
 

@@ -73,7 +73,7 @@ from gateway.protocols.seldon.metadata import metadata_document, read_metadata
 from gateway.protocols.seldon.options import FORWARD, WORDS, read_options, value_rules
 from gateway.wire.declarations import DeclaringCodec
 from gateway.wire.errors import MethodNotAllowed
-from gateway.wire.http import Headers, HttpRequest, HttpResponse, is_printable_ascii
+from gateway.wire.http import Buffer, Headers, HttpRequest, HttpResponse, is_printable_ascii
 from gateway.wire.json_errors import JSON
 from gateway.wire.json_values import read_value
 from gateway.wire.metadata import form_of, get_request, http_context, http_headers
@@ -200,6 +200,16 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
         is_alone = len(fields) == 1 and (not wire.query or not wire.size_bytes)
         return is_alone and self._texts.is_json(fields[0])
 
+    def for_record(self, wire: HttpRequest, /) -> HttpRequest:
+        """Return a request with the JSON of its query as body: recordings keep no query."""
+        if not wire.query or wire.size_bytes:
+            return wire
+        try:
+            fields = plain_fields(wire)
+        except MalformedMessage:
+            return wire
+        return _posted(wire, fields[0]) if len(fields) == 1 else wire
+
     def decode_unread(self, wire: HttpRequest, refused: GatewayError, /) -> Call[Any] | None:
         """Return a prediction whose payload only its server knows."""
         route = find_path(wire.path)
@@ -215,10 +225,7 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
         parts = parts_of(message.wire)
         if parts is None:
             return found
-        others = [pair for pair in found.headers.pairs if pair[0].lower() != "content-type"]
-        headers = Headers((JSON, *others))
-        body = (object_of(parts),)
-        return HttpRequest("POST", found.path, found.query, headers, body, found.deadline)
+        return _posted(found, object_of(parts), found.query)
 
     def error_in(self, call: Call[Any], wire: HttpResponse, /) -> GatewayError | None:
         """Return the error of a response that has no success as status; None for a success."""
@@ -332,6 +339,15 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
         if route.model:
             return ModelRef(decoded_name("model name", route.model, self._limits))
         return self._options.default_model
+
+
+def _posted(wire: HttpRequest, text: Buffer, query: str = "") -> HttpRequest:
+    """Return a request with a text of JSON as its body."""
+    others = [pair for pair in wire.headers.pairs if pair[0].lower() != "content-type"]
+    headers = Headers((JSON, *others))
+    return HttpRequest(
+        "POST", wire.path, query, headers, (text,), wire.deadline, client=wire.client
+    )
 
 
 def _health(call: Call[bool]) -> HttpRequest:

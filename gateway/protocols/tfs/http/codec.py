@@ -80,7 +80,7 @@ from gateway.wire.errors import (
     http_status_of,
     strip_traceback,
 )
-from gateway.wire.http import Headers, HttpRequest, HttpResponse
+from gateway.wire.http import Headers, HttpRequest, HttpResponse, media_type
 from gateway.wire.json_errors import JSON
 from gateway.wire.json_values import short_document
 from gateway.wire.metadata import form_of, http_context, sender_metadata
@@ -505,7 +505,7 @@ def _context(wire: HttpRequest, form: RestForm, needs: frozenset[Need] = NEEDS) 
 
 def _fields_of(headers: Headers) -> _PredictionFields:
     """Parse the header fields of a prediction."""
-    content_type = (headers.get("content-type") or "").partition(";")[0].strip().lower()
+    content_type = media_type(headers.get("content-type"))
     return _PredictionFields(
         *sender_metadata(headers), content_type, event_form(headers, content_type)
     )

@@ -41,7 +41,6 @@ from gateway.protocols.torchserve.http.form_fields import (
     FORMS,
     JSON_TYPE,
     is_plain_form,
-    media_type,
     read_form,
 )
 from gateway.protocols.torchserve.http.upstream import NAME
@@ -66,7 +65,7 @@ from gateway.protocols.torchserve.paths import (
 from gateway.wire.declarations import DeclaringCodec
 from gateway.wire.decoupled import StreamsDecoupled
 from gateway.wire.errors import MethodNotAllowed
-from gateway.wire.http import Headers, HttpRequest, HttpResponse
+from gateway.wire.http import Headers, HttpRequest, HttpResponse, media_type
 from gateway.wire.json_errors import JSON
 from gateway.wire.metadata import http_context
 from gateway.wire.opaque import JsonMessages, check_plain

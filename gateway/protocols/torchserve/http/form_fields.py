@@ -13,7 +13,7 @@ from gateway.ir.errors import GatewayError, MalformedMessage, Unsupported
 from gateway.ir.limits import MessageLimits, check_count, check_name
 from gateway.ir.work import BYTE, OBJECT_BYTE, charge
 from gateway.protocols.torchserve.messages import Item
-from gateway.wire.http import Buffer
+from gateway.wire.http import Buffer, media_type
 from gateway.wire.url_names import form_text
 
 JSON_TYPE: Final = "application/json"
@@ -26,11 +26,6 @@ _MOST_BOUNDARY: Final = 70
 _PARAMETER: Final = re.compile(r';\s*([^\s=;"]+)\s*=\s*(?:"((?:[^"\\]|\\.)*+)"|([^\s;"]*))')
 _ESCAPE: Final = re.compile(r"\\(.)")
 _BREAK: Final = b"\r\n"
-
-
-def media_type(value: str | None) -> str:
-    """Return the type in a header Content-Type, in lower case; "" for none."""
-    return "" if value is None else value.partition(";")[0].strip().lower()
 
 
 def read_form(view: memoryview, content_type: str, limits: MessageLimits) -> dict[str, Item]:

@@ -22,7 +22,7 @@ from gateway.ir.context import ModelRef, Origin
 from gateway.ir.errors import GatewayError, Unsupported
 from gateway.ir.limits import MessageLimits
 from gateway.protocols.torchserve.errors import FORM, OK
-from gateway.protocols.torchserve.http.form_fields import JSON_TYPE, media_type, multipart_form
+from gateway.protocols.torchserve.http.form_fields import JSON_TYPE, multipart_form
 from gateway.protocols.torchserve.messages import (
     BodyReader,
     Item,
@@ -33,7 +33,7 @@ from gateway.protocols.torchserve.messages import (
 from gateway.protocols.torchserve.models import BodyForms, client_version
 from gateway.protocols.torchserve.paths import PING, PREDICTIONS
 from gateway.wire.errors import SUCCESSES
-from gateway.wire.http import Buffer, Headers, HttpRequest, HttpResponse
+from gateway.wire.http import Buffer, Headers, HttpRequest, HttpResponse, media_type
 from gateway.wire.metadata import http_headers
 from gateway.wire.opaque import passed_request
 from gateway.wire.url_names import url_segment

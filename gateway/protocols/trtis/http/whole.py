@@ -43,7 +43,7 @@ class TextHeaderMessages:
         if wire.method == "GET":
             return not wire.size_bytes
         texts = [text for key, text in wire.headers.pairs if key.lower() == _REQUEST]
-        return len(texts) == 1 and self._is_plain(texts[0], pb.InferRequestHeader)
+        return len(texts) == 1 and self._is_plain(texts[0])
 
     def passed(self, reply: Origin, /) -> HttpResponse:
         """Return the response of a server as the client gets it."""
@@ -92,9 +92,9 @@ def _named(line: str, name: str) -> str:
     return _NAME.sub(lambda _: f"model_name: {quoted(name)}", line, 1)
 
 
-def _is_plain_text(text: str, kind: Any) -> bool:
+def _is_plain_text(text: str) -> bool:
     try:
-        parse_text(text, kind, allow_unknown=True, is_strict=True)
+        parse_text(text, pb.InferRequestHeader, allow_unknown=True, is_strict=True)
     except MalformedMessage:
         return False
     return True
