@@ -91,6 +91,7 @@ class GrpcServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio is not
         self._authentication = authentication
         self._on_reject = on_reject
         self._server: aio.Server | None = None
+        self._calls: set[asyncio.Task[Any]] = set()
 
     async def start(self) -> None:
         """Listen. Raises OSError with the address if it is in use or invalid."""
@@ -164,6 +165,7 @@ class GrpcServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio is not
         # Time to write the last response, and to end open health watches.
         await server.stop(0.5)
         await stopping
+        await self.stop()
 
     async def stop(self) -> None:
         """Close at once. A second call does nothing."""
@@ -172,6 +174,8 @@ class GrpcServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio is not
         server, self._server = self._server, None
         if server is not None:
             await server.stop(None)
+        if self._calls:  # grpcio has cancelled their handlers, and does not wait for them
+            await asyncio.wait(self._calls)
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
         """Return the handler of a path."""
@@ -184,6 +188,9 @@ class GrpcServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio is not
         Raises:
             GatewayError: The client is refused.
         """
+        if (call := asyncio.current_task()) is not None and call not in self._calls:
+            self._calls.add(call)
+            call.add_done_callback(self._calls.discard)
         metadata = plain_metadata(context.invocation_metadata())
         known = Client(_address(context), agent_of(metadata))
         if self._authentication is None:
