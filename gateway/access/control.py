@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from hashlib import sha256
 from ipaddress import ip_network
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
 import structlog
+from msgspec import structs
 from prometheus_client.core import Metric
 
 from gateway import registry
@@ -32,9 +33,8 @@ from gateway.access.key_sets import (
     VerifyKey,
     read_key_set,
 )
-from gateway.access.package_authenticator import PackageAuthenticator
 from gateway.access.tokens import CheckBudget, Issuer, JwtReader
-from gateway.api.access import Gatekeeper
+from gateway.api.access import Authenticator, Credentials, Gatekeeper
 from gateway.api.start_error import StartError
 from gateway.app.listen.certificates import client_tls
 from gateway.app.run.fetch import fetch
@@ -43,11 +43,15 @@ from gateway.concurrency.polling import Polling
 from gateway.config.access import JwtConfig
 from gateway.config.load import LoadedConfig
 from gateway.config.models import Config
+from gateway.ir.errors import GatewayError, Unauthenticated
+from gateway.ir.identity import Identity
+from gateway.ir.limits import is_blank, names_in
 from gateway.policies.forward_headers import forwards_authorization
 from gateway.settings.config_view import ConfigView
 from gateway.settings.units import is_url
 from gateway.telemetry import names
 from gateway.telemetry.families import counter_family
+from gateway.telemetry.faults import FAULTS, internal_error
 from gateway.telemetry.reload_metrics import APPLIED, FAILED
 from gateway.transports.net.tls_files import TlsFiles
 
@@ -489,3 +493,52 @@ class KeySetSource:
         if response.status != _OK:
             raise KeySetError(f"the server replied with status {response.status}; expected 200")
         return bytes(response.view)
+
+
+class PackageAuthenticator:
+    """Asks an authenticator, and turns its faults into errors of one request.
+
+    Args:
+        authenticator: That of the package.
+        name: The name of its entry point.
+    """
+
+    def __init__(self, authenticator: Authenticator, name: str) -> None:
+        self._authenticator = authenticator
+        self._name = name
+
+    def authenticate(self, credentials: Credentials, /) -> Identity | Awaitable[Identity]:
+        """Return the client. Raises GatewayError, InternalError for a bug of the package."""
+        try:
+            found = self._authenticator.authenticate(credentials)
+        except FAULTS as error:  # a package raises anything
+            raise self._error(error) from None
+        return self._checked(found) if isinstance(found, Identity) else self._later(found)
+
+    async def _later(self, found: Awaitable[Identity]) -> Identity:
+        try:
+            return self._checked(await found)
+        except FAULTS as error:  # a package raises anything
+            raise self._error(error) from None
+
+    def _checked(self, found: object) -> Identity:
+        if isinstance(found, Identity):
+            if is_blank(found.name):
+                raise Unauthenticated("a credential is missing: the authenticator named no client")
+            return _without_blanks(found)
+        raise TypeError(f"expected an Identity, found {type(found).__name__}")
+
+    def _error(self, error: BaseException) -> GatewayError:
+        if isinstance(error, GatewayError):
+            return error
+        return internal_error(error, part=f"authenticator {self._name!r}")
+
+
+def _without_blanks(identity: Identity) -> Identity:
+    """Return the identity without blank groups, labels and tier; itself if it has none."""
+    groups = frozenset(names_in(identity.groups))
+    labels = {name: value for name, value in identity.labels.items() if not is_blank(value)}
+    tier = "" if is_blank(identity.tier) else identity.tier
+    if (groups, labels, tier) == (identity.groups, identity.labels, identity.tier):
+        return identity
+    return structs.replace(identity, groups=groups, labels=labels, tier=tier)  # noqa: TID251  # no call

@@ -8,7 +8,7 @@ from typing import Any
 from gateway.api.extension import ServingPart, ServingProcess, TrafficShift
 from gateway.api.tap import CountCall, RouteTap, Tap
 from gateway.config.load import LoadedConfig
-from gateway.migration.callers.keeper import InventoryKeeper
+from gateway.migration.callers.inventory import InventoryKeeper
 from gateway.migration.cutover.shifts import ServingShifts
 from gateway.migration.mirror.client import ShadowClient
 from gateway.migration.mirror.keeper import ShadowKeeper, shadow_channels

@@ -7,10 +7,12 @@ wait for a load, a call whose model was gone at the server, and questions about 
 from __future__ import annotations
 
 import asyncio
+import socket
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, Self, TypeVar, cast
 
 from gateway.api.layer import Entries, LayerContext
 from gateway.ir.calls import (
@@ -34,7 +36,6 @@ from gateway.ir.streams import close_stream
 from gateway.ir.unread import failure_of
 from gateway.residency.controller import ResidencyController
 from gateway.residency.homes import HeldModel, Homes, phase_at
-from gateway.residency.host_turn import HostTurn
 from gateway.residency.meters import EndpointMeters
 from gateway.residency.plan import ModelPhase, UnloadReason
 from gateway.residency.sequences import HeldSequences
@@ -520,3 +521,53 @@ def build(inner: Entries, at: LayerContext, config: ResidencyConfig) -> Residenc
     EndpointMeters.watch_waiting(at, endpoints.name, residency.homes)
     endpoints.placement = residency
     return residency
+
+
+_PAUSE_S: Final = 0.005
+_LIMIT_S: Final = 2.0
+"""Longest wait for a turn. A program that keeps the name can only delay loads."""
+
+
+class HostTurn:
+    """Excludes other processes of this machine that load models at the same host.
+
+    Gateways and workers share no store.  Between the index that shows a free place and the load
+    that takes it, another one could take the same place.  The kernel frees the name of a socket
+    when its process ends.  Processes on other machines are not excluded.
+
+    Args:
+        host: The host of the server.
+    """
+
+    def __init__(self, host: str) -> None:
+        self._name = f"\0tensor-gateway/residency/{host}"
+        self._socket: socket.socket | None = None
+
+    async def __aenter__(self) -> Self:
+        """Wait for a turn; without one, go on after a while."""
+        if sys.platform != "linux":
+            return self
+        own = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        end = time.monotonic() + _LIMIT_S
+        try:
+            while not _binds(own, self._name) and time.monotonic() < end:  # noqa: ASYNC110  # no event
+                await asyncio.sleep(_PAUSE_S)
+        except BaseException:
+            own.close()
+            raise
+        self._socket = own
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        """Let another process have its turn."""
+        own, self._socket = self._socket, None
+        if own is not None:
+            own.close()
+
+
+def _binds(own: socket.socket, name: str) -> bool:
+    try:
+        own.bind(name)
+    except OSError:
+        return False
+    return True

@@ -1,9 +1,12 @@
 """Router: sends each call to the first matching route, and calls to the server to `server`."""
 
-from collections.abc import Sequence
+import asyncio
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
+from gateway.concurrency.ttl_lookup import TtlLookup
 from gateway.ir.bounded_dict import BoundedDict
 from gateway.ir.calls import (
     Call,
@@ -15,9 +18,8 @@ from gateway.ir.calls import (
     StreamInferRequest,
     with_model,
 )
-from gateway.ir.context import ModelRef
+from gateway.ir.context import GATEWAY_CLIENT, Context, ModelRef
 from gateway.ir.errors import GatewayError, ModelNotFound, ModelNotNamed, NoRoute
-from gateway.routing.known_readiness import KnownReadiness
 from gateway.routing.match import MAX_CACHED, Matcher, Rule, Verdict
 from gateway.service import ReplyCoroutine, Service, bound_call
 from gateway.telemetry.call_path import current_path
@@ -163,3 +165,49 @@ def _rule_text(rule: Rule) -> str:
     if rule.clients or rule.groups or rule.tiers:
         text += " of some clients"
     return text
+
+
+_TTL_S: Final = 1.0
+_WAIT_S: Final = 0.25
+"""Platforms wait 2 s for a probe, and the limit of the gateway is 0.5 s."""
+_TIMEOUT_S: Final = 5.0
+_MOST_KNOWN: Final = 64
+
+
+class KnownReadiness:
+    """Whether models are ready: the last known state, if a server does not answer at once.
+
+    Args:
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._lookup: TtlLookup[ModelRef, bool] = TtlLookup(
+            self._ask, _TTL_S, 0, _MOST_KNOWN, clock
+        )
+        self._known: BoundedDict[ModelRef, bool] = BoundedDict(_MOST_KNOWN)
+
+    async def is_ready(self, model: ModelRef, context: Context, service: Service) -> bool:
+        """Return whether *model* is ready; false if that was never known.
+
+        Args:
+            model: The model.
+            context: Of the caller, whose route the question takes.
+            service: Replies to a ModelReadyRequest.
+        """
+        found = self._lookup.peek(model)
+        if found is not None:
+            return found
+        question = self._lookup.ask(model, context, service)
+        await asyncio.wait([question], timeout=_WAIT_S)
+        return self._known.get(model, False)
+
+    async def _ask(self, model: ModelRef, context: Context, service: Service) -> bool:
+        own = Context(context.protocol, context.metadata, client=GATEWAY_CLIENT)
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                found = await service(ModelReadyRequest(model=model, context=own))
+        except (GatewayError, TimeoutError):
+            found = False
+        self._known[model] = found
+        return found

@@ -19,7 +19,7 @@ from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
 from gateway.protocols.seldon.grpc import messages as seldon
 from gateway.protocols.tfs.grpc import messages as tfs
 from gateway.protocols.torchserve.grpc import messages as torchserve
-from gateway.protocols.trtis.grpc import scan as trtis
+from gateway.protocols.trtis.grpc import codec as trtis
 from gateway.schema import seldon_pb2
 from gateway.schema import tensorflow_messages_pb2 as tensorflow
 from gateway.schema import tensorflow_serving_pb2 as tensorflow_serving

@@ -53,7 +53,6 @@ from gateway.policies.complete.untyped import (
     typed_request,
     with_batch_axis,
 )
-from gateway.policies.complete.versions import resolve_version
 from gateway.policies.divide_rows import join_replies
 from gateway.policies.texts.run import run_stream_task, run_task
 from gateway.service import ReplyCoroutine, Service
@@ -553,3 +552,24 @@ def _requested_outputs(call: InferRequest, metadata: ModelMetadata) -> tuple[Ten
     return tuple(
         by_name.get(output.name, TensorMetadata(output.name, None, None)) for output in call.outputs
     )
+
+
+PLACEHOLDER_VERSION: Final = "1"
+
+
+def resolve_version(version: str, versions: Sequence[str]) -> str:
+    """Return the model's version for the caller's numeric version; "" for any.
+
+    Metadata for a caller whose protocol only has numeric versions contain 1 for a model without
+    versions, and for a version that is not a number.  Source: docs/protocols/tensorrt-v1.md, "12.
+    Versions, ids and sequences".
+
+    Args:
+        version: The caller's version.
+        versions: The versions of the model.
+    """
+    if version != PLACEHOLDER_VERSION or version in versions:
+        return version
+    if not versions:
+        return ""
+    return next((one for one in versions if not one.isdecimal()), version)

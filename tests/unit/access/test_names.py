@@ -16,7 +16,7 @@ from gateway.access.authenticator import (
     Proxy,
 )
 from gateway.access.clients import Clients
-from gateway.access.package_authenticator import PackageAuthenticator
+from gateway.access.control import PackageAuthenticator
 from gateway.api.access import Credentials, Peer
 from gateway.config.access import ClientConfig, ProxyConfig
 from gateway.ir.calls import InferRequest

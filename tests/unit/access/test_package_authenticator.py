@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from gateway.access.authenticator import AccessRules, ListenerAuthenticator
 from gateway.access.clients import Clients
-from gateway.access.package_authenticator import PackageAuthenticator
+from gateway.access.control import PackageAuthenticator
 from gateway.api.access import Credentials, Peer
 from gateway.ir.errors import InternalError, Unauthenticated
 from gateway.ir.identity import ANONYMOUS, Identity

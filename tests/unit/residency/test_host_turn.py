@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from gateway.residency.host_turn import HostTurn
+from gateway.residency.layer import HostTurn
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no abstract sockets")

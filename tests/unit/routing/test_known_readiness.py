@@ -8,8 +8,8 @@ from typing import Any
 from gateway.ir.calls import Call
 from gateway.ir.context import NO_CONTEXT, ModelRef
 from gateway.ir.errors import ModelNotFound
-from gateway.routing import known_readiness
-from gateway.routing.known_readiness import KnownReadiness
+from gateway.routing import router
+from gateway.routing.router import KnownReadiness
 from tests.fakes import FakeClock
 
 M = ModelRef("m")
@@ -43,7 +43,7 @@ async def test_the_last_state_is_kept_for_a_second() -> None:
 
 async def test_a_silent_model_keeps_its_state(monkeypatch: Any) -> None:
     """The probe is answered nevertheless; one that never answered is not ready."""
-    monkeypatch.setattr(known_readiness, "_WAIT_S", 0.0)
+    monkeypatch.setattr(router, "_WAIT_S", 0.0)
     clock, model = FakeClock(), Model()
     known = KnownReadiness(clock)
     model.answers.clear()

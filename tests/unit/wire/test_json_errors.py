@@ -16,7 +16,7 @@ from gateway.ir.errors import (
 )
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
 from gateway.protocols.mlflow.errors import FORM as MLFLOW
-from gateway.protocols.oip.http.errors import error_form
+from gateway.protocols.oip.http.codec import error_form
 from gateway.protocols.seldon.errors import FORM as SELDON
 from gateway.protocols.tfs.errors import FORM as TFS
 from gateway.protocols.torchserve.errors import FORM as TORCHSERVE

@@ -5,7 +5,7 @@ import pytest
 from gateway.ir.context import ModelRef, Origin
 from gateway.ir.errors import ERROR_CLASSES, ErrorCode, UpstreamError
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
-from gateway.protocols.oip.grpc.errors import ERRORS
+from gateway.protocols.oip.grpc.codec import ERRORS
 from gateway.wire.errors import GRPC_STATUS, error_class_of_grpc
 from gateway.wire.grpc import GrpcResponse, GrpcStatus
 from gateway.wire.status_errors import StatusErrorForm

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final, cast
 
 import numpy as np
+import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
 from gateway.ir.context import ModelRef
@@ -38,7 +39,6 @@ from gateway.protocols.grps.messages import (
     GrpsMessage,
     GrpsStatus,
 )
-from gateway.protocols.grps.protobuf.packed_integers import unpacked
 from gateway.schema import grps_pb2 as pb
 from gateway.wire.protobuf import (
     LEN,
@@ -529,3 +529,29 @@ def _packed(tensor: Tensor, datatype: Datatype) -> memoryview:
     if datatype is Datatype.FP16:
         return np.ascontiguousarray(flat).view(np.uint8).data
     return packed_varints(flat)
+
+
+def unpacked(values: Sequence[Any], datatype: Datatype) -> npt.NDArray[Any] | None:
+    """Read a repeated integer field with a fast path; None where there is none.
+
+    Args:
+        values: Its occurrences, packed (views) and not (ints).
+        datatype: An integer datatype; the values of a fast path are always in its range.
+    """
+    if len(values) != 1 or isinstance(values[0], int):
+        return None
+    data = bytes(values[0])
+    raw = np.frombuffer(data, np.uint8)
+    if data.isascii():  # each varint has one byte
+        return raw.astype(datatype.numpy_dtype)
+    return _bytes(raw) if datatype is Datatype.UINT8 else None
+
+
+def _bytes(raw: npt.NDArray[np.uint8]) -> npt.NDArray[Any] | None:
+    """Read varints of values up to 255 in their shortest form; None for any other."""
+    more = raw >= _MORE
+    second = np.zeros_like(more)
+    second[1:] = more[:-1]
+    if more[-1] or (more & second).any() or (raw[second] != 1).any():
+        return None
+    return raw[~second]

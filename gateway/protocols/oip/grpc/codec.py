@@ -17,7 +17,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 from gateway.api.protocol import (
     CutThroughCodec,
@@ -42,6 +42,7 @@ from gateway.ir.limits import MessageLimits, is_usable_name
 from gateway.ir.streamed_inputs import can_cut_through, streaming_body_of
 from gateway.ir.streaming_body import InterleavedBody
 from gateway.protocols.oip.dialects import MOST_LENIENT
+from gateway.protocols.oip.errors import grpc_error_class, text_of
 from gateway.protocols.oip.extension_policy import (
     advertised_extensions,
     apply_policy,
@@ -53,7 +54,6 @@ from gateway.protocols.oip.grpc.call_messages import CallMessages
 from gateway.protocols.oip.grpc.context import NAME, NEEDS, context_of
 from gateway.protocols.oip.grpc.dialects import DIALECTS, READERS, check_version
 from gateway.protocols.oip.grpc.encode import between
-from gateway.protocols.oip.grpc.errors import ERRORS, NOT_READY
 from gateway.protocols.oip.grpc.extensions import CALL_READERS, EXTENSIONS
 from gateway.protocols.oip.grpc.infer import INFER, Inferences
 from gateway.protocols.oip.grpc.management import SERVICE
@@ -69,10 +69,31 @@ from gateway.protocols.oip.grpc.streaming import (
 )
 from gateway.protocols.oip.options import UNKNOWN, check_options, read_extensions
 from gateway.schema import open_inference_pb2 as pb
-from gateway.wire.errors import clip, strip_traceback
+from gateway.wire.errors import GRPC_STATUS, clip, strip_traceback
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
 from gateway.wire.http import Buffer, size_of
 from gateway.wire.metadata import unary_request
+from gateway.wire.status_errors import StatusErrorForm
+
+# Statuses of servers for a model that is not ready: Triton responds with OK and false, KServe
+# with NOT_FOUND, MLServer with UNKNOWN; other statuses are failures.
+NOT_READY: Final = frozenset(
+    {
+        GrpcStatus.UNKNOWN,
+        GrpcStatus.INVALID_ARGUMENT,
+        GrpcStatus.NOT_FOUND,
+        GrpcStatus.FAILED_PRECONDITION,
+        GrpcStatus.UNAVAILABLE,
+    }
+)
+
+
+ERRORS: Final = StatusErrorForm(
+    codec=NAME,
+    status=lambda error: GRPC_STATUS[error.code],
+    error_class=grpc_error_class,
+    text=text_of,
+)
 
 R = TypeVar("R")
 

@@ -32,11 +32,19 @@ from gateway.ir.calls import (
     words_of,
 )
 from gateway.ir.context import ModelRef, Need, Origin
+from gateway.ir.errors import GatewayError, ModelNotFound, NotFound
 from gateway.ir.limits import MessageLimits
 from gateway.ir.metadata import ServerMetadata
 from gateway.ir.streamed_inputs import can_cut_through, streaming_body_of
 from gateway.protocols.oip.dialects import DIALECTS, MOST_LENIENT, READERS, check_whole_version
-from gateway.protocols.oip.errors import GENERATE_FAILED, HTTP_OK, INFERENCE_NOT_READY
+from gateway.protocols.oip.errors import (
+    GENERATE_FAILED,
+    HTTP_OK,
+    INFERENCE_NOT_READY,
+    http_error_class,
+    http_status_of,
+    text_of,
+)
 from gateway.protocols.oip.extension_policy import (
     advertised_extensions,
     apply_policy,
@@ -45,7 +53,6 @@ from gateway.protocols.oip.extension_policy import (
 )
 from gateway.protocols.oip.http import management
 from gateway.protocols.oip.http.context import NAME, NEEDS, context_of
-from gateway.protocols.oip.http.errors import error_form, text_in_response
 from gateway.protocols.oip.http.extensions import EXTENSIONS, HttpExtension
 from gateway.protocols.oip.http.generate import encode_generate, generated
 from gateway.protocols.oip.http.infer_request import (
@@ -59,6 +66,7 @@ from gateway.protocols.oip.http.infer_response import (
     ReplyTemplates,
     decode_response,
     encode_response,
+    error_text,
     response_targets,
 )
 from gateway.protocols.oip.http.infer_routes import (
@@ -86,7 +94,38 @@ from gateway.protocols.oip.options import check_options, read_extensions
 from gateway.wire.errors import HTTP_STATUS, SUCCESSES
 from gateway.wire.event_stream import EventSplitter
 from gateway.wire.http import Buffer, Headers, HttpRequest, HttpResponse
+from gateway.wire.json_errors import JsonErrorForm
 from gateway.wire.metadata import extended_headers, get_request, http_headers
+
+_NO_ID: Final = "[request id: <id_unknown>]"
+
+
+def error_form(not_ready: int) -> JsonErrorForm:
+    """Return the form of errors; *not_ready* is the status for a model that is not ready."""
+    return JsonErrorForm(
+        codec=NAME,
+        row=lambda error: (http_status_of(error, not_ready), ""),
+        document=lambda _status, _kind, text: {"error": text},
+        text=text_of,
+        keeps_status=True,
+        error_class=_class_of,
+        no_error="{}",
+    )
+
+
+def _class_of(model: ModelRef | None, status: int, _kind: str, text: str) -> type[GatewayError]:
+    found = http_error_class(status, text)
+    return ModelNotFound if found is NotFound and model is not None else found
+
+
+def text_in_response(call: Call[Any], wire: HttpResponse, limits: MessageLimits) -> str:
+    """Return the text of an error in an upstream's response to *call*."""
+    text = error_text(wire, limits)
+    if isinstance(call, InferRequest) and not call.id and call.context.request_id:
+        # The client sent no id, and Triton's text has the gateway's.
+        text = text.replace(f"[request id: {call.context.request_id}]", _NO_ID)
+    return text
+
 
 _LIVE, _READY = "live", "ready"
 _MODEL_ACTIONS: Mapping[type[Call[Any]], str] = {

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 from google.protobuf.message import DecodeError, Message
 
@@ -41,7 +41,6 @@ from gateway.ir.limits import MessageLimits, check_management_size
 from gateway.protocols.trtis import management
 from gateway.protocols.trtis.errors import status_of
 from gateway.protocols.trtis.extension_policy import check_allowed
-from gateway.protocols.trtis.grpc.scan import REQUEST, RESPONSE, InferAnswer, InferMessage
 from gateway.protocols.trtis.infer_request import request_of, tensors_of_entries, views_of
 from gateway.protocols.trtis.infer_request_header import (
     HeaderReader,
@@ -68,6 +67,7 @@ from gateway.wire.errors import (
     strip_traceback,
 )
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
+from gateway.wire.messages import FieldKind, MessageDescriptor, MessageField
 from gateway.wire.metadata import grpc_context, unary_request
 from gateway.wire.plain_protobuf import (
     ProtobufMessages,
@@ -79,6 +79,65 @@ from gateway.wire.plain_protobuf import (
 )
 from gateway.wire.protobuf import LEN, Parts, WireError, put_bytes, tag, varint
 from gateway.wire.protobuf_library import parse
+
+
+class InferMessage(NamedTuple):
+    """The parts of a request.
+
+    Attributes:
+        headers: The occurrences of the serialized header.
+        raws: Entries of raw_input, in order.
+    """
+
+    model_name: str
+    model_version: int
+    headers: list[memoryview]
+    raws: list[memoryview]
+
+    @property
+    def meta_data(self) -> bytes:
+        """The serialized header."""
+        return b"".join(self.headers)
+
+
+class InferAnswer(NamedTuple):
+    """The parts of a response.
+
+    Attributes:
+        statuses: The occurrences of the serialized RequestStatus.
+        headers: The occurrences of the serialized header.
+        raws: Entries of raw_output, in order.
+    """
+
+    statuses: list[memoryview]
+    headers: list[memoryview]
+    raws: list[memoryview]
+
+    @property
+    def meta_data(self) -> bytes:
+        """The serialized header."""
+        return b"".join(self.headers)
+
+
+REQUEST: Final = MessageDescriptor(
+    "InferRequest",
+    InferMessage,
+    [
+        MessageField(1, FieldKind.TEXT, "model_name", "model_name"),
+        MessageField(2, FieldKind.INT64, "model_version"),
+        MessageField(3, FieldKind.CLOSED, "meta_data"),
+        MessageField(4, FieldKind.VIEW, "raw_input", repeated=True),
+    ],
+)
+RESPONSE: Final = MessageDescriptor(
+    "InferResponse",
+    InferAnswer,
+    [
+        MessageField(1, FieldKind.CLOSED, "request_status"),
+        MessageField(2, FieldKind.CLOSED, "meta_data"),
+        MessageField(3, FieldKind.VIEW, "raw_output", repeated=True),
+    ],
+)
 
 NAME: Final = "trtis.grpc"
 

@@ -8,16 +8,15 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.migration.callers import keeper as keepers
-from gateway.migration.callers.inventory import Stock, StockRow
-from gateway.migration.callers.keeper import InventoryKeeper
+from gateway.migration.callers import inventory
+from gateway.migration.callers.inventory import InventoryKeeper, Stock, StockRow
 
 
 async def test_a_failed_write_is_logged_and_the_next_follows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A defect costs one write; the stock is written again at the next time."""
-    monkeypatch.setattr(keepers, "SAVE_S", 0.0)
+    monkeypatch.setattr(inventory, "SAVE_S", 0.0)
     stock = Stock(tmp_path / "stock-1.json", "full")
     keeper = InventoryKeeper(stock)
     saves, again = [0], asyncio.Event()

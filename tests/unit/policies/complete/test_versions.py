@@ -9,8 +9,7 @@ import pytest
 from gateway.ir.calls import InferRequest, InferResponse, ModelMetadataRequest
 from gateway.ir.context import Context, ModelRef, Need
 from gateway.ir.metadata import ModelMetadata
-from gateway.policies.complete.policy import Complete
-from gateway.policies.complete.versions import resolve_version
+from gateway.policies.complete.policy import Complete, resolve_version
 from tests.fakes import ScriptedService
 
 

@@ -10,7 +10,7 @@ from hpack.huffman_table import decode_huffman as library_decode
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.transports.http2.huffman import decode_huffman
+from gateway.transports.http2.hpack import decode_huffman
 
 ENCODER = HuffmanEncoder(REQUEST_CODES, REQUEST_CODES_LENGTH)
 TEXTS = st.binary(max_size=60) | st.text("aeio/019.-_%zXZ&", max_size=60).map(str.encode)

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from gateway import __version__
 from gateway.cli.commands import command_line
-from gateway.config.releases import ADDED, later_keys
+from gateway.cli.configuration import ADDED, later_keys
 
 RELEASES = {"1.0": (), "1.1": ("upstreams.*.residency",), "1.2": ("listeners.*.identity", "events")}
 DOCUMENT = {
