@@ -18,6 +18,7 @@ from gateway.ir.tensor import array_tensor, as_numpy
 from gateway.policies.batch.padding import PaddedSize
 from gateway.policies.batch.policy import Batch
 from gateway.policies.batch.queue import BatchRules
+from tests.fakes import FakeClock, settle
 
 M = ModelRef("m")
 PAD = 9
@@ -55,11 +56,22 @@ class Model:
         return InferResponse(model=M, outputs=outputs, id=call.id)
 
 
+async def replied(*calls: InferRequest) -> tuple[Model, list[InferResponse]]:
+    """Return the model after concurrent calls, and their replies; the delay is not waited for."""
+    model, clock = Model(), FakeClock()
+    rules = BatchRules(in_flight=1, max_delay_s=1.0)
+    batch = Batch(model, rules, clock=clock, call_later=clock.later)
+    tasks = [asyncio.ensure_future(batch(call)) for call in calls]
+    await settle()
+    while not all(task.done() for task in tasks):
+        clock.advance(1.0)
+        await settle()
+    return model, await asyncio.gather(*tasks)
+
+
 async def batched(*calls: InferRequest) -> tuple[Model, list[list[list[int]]]]:
     """Return the model after concurrent calls, and the states that each of them got."""
-    model = Model()
-    batch = Batch(model, BatchRules(in_flight=1, max_delay_s=0.01))
-    replies = await asyncio.gather(*map(batch, calls))
+    model, replies = await replied(*calls)
     assert [call.id for call in calls] == [reply.id for reply in replies]
     return model, [as_numpy(reply.outputs[0])[:, :, 0].tolist() for reply in replies]
 
@@ -78,10 +90,7 @@ async def test_shorter_rows_are_padded_and_cut_back(pads_left: bool, padded: lis
 
 async def test_outputs_without_an_axis_for_tokens_are_whole() -> None:
     """An output of two axes has its columns, whatever the padding is."""
-    model = Model()
-    batch = Batch(model, BatchRules(in_flight=1, max_delay_s=0.01))
-    calls = request([1, 2], fills=0), request([3, 4, 5], fills=0)
-    replies = await asyncio.gather(*map(batch, calls))
+    model, replies = await replied(request([1, 2], fills=0), request([3, 4, 5], fills=0))
     assert [[[3]], [[12]]] == [as_numpy(reply.outputs[1]).tolist() for reply in replies]
     assert 1 == len(model.seen)
 
