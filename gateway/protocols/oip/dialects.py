@@ -30,6 +30,7 @@ class Dialect:
 
     Attributes:
         has_binary: It has the binary tensor extension.
+        keeps_json: It may lack the extension: a request that came as JSON is sent as JSON.
         has_null_infinities: It writes infinities into JSON as `null`.
         has_half_in_json: It accepts and sends FP16 as JSON numbers.
         reads_as_numpy: It converts the elements of JSON as numpy does, so `null` is NaN, 1.0 and
@@ -61,6 +62,7 @@ class Dialect:
 
     name: str
     has_binary: bool
+    keeps_json: bool = False
     has_null_infinities: bool = False
     has_half_in_json: bool = False
     reads_as_numpy: bool = False
@@ -100,7 +102,10 @@ _TRITON = Dialect(
 KSERVE: Final = "kserve"
 
 # Triton has the most features: an unknown server is assumed to be one.
-_UNKNOWN = replace(_TRITON, echoes_id=None)
+_UNKNOWN = replace(_TRITON, echoes_id=None, keeps_json=True)
+JSON_ALONE: Final = replace(_UNKNOWN, has_binary=False, keeps_json=False)
+"""An unknown server, for requests that came as JSON."""
+
 DIALECTS: dict[str, Dialect] = {"auto": _UNKNOWN, "unknown": _UNKNOWN} | {
     dialect.name: dialect
     for dialect in (

@@ -7,6 +7,7 @@ Source: Open Inference Protocol, "Inference Request JSON Object"; docs/protocols
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -27,11 +28,11 @@ from gateway.ir.context import (
 )
 from gateway.ir.data import JsonItemsData, RawData, SharedMemoryData, StreamedData
 from gateway.ir.datatypes import Datatype
-from gateway.ir.errors import InvalidRequest, MalformedMessage, Unsupported
+from gateway.ir.errors import InvalidRequest, MalformedMessage, TooLarge, Unsupported
 from gateway.ir.expected_inputs import compare_inputs, is_comparing
 from gateway.ir.limits import MessageLimits, check_count
 from gateway.ir.tensor import RequestedOutput, Tensor, as_items
-from gateway.protocols.oip.dialects import Dialect
+from gateway.protocols.oip.dialects import JSON_ALONE, Dialect
 from gateway.protocols.oip.extension_policy import check_extended
 from gateway.protocols.oip.http.context import NAME, NEEDS
 from gateway.protocols.oip.json.binary_tensors import (
@@ -443,6 +444,9 @@ def encode_request(
         Unsupported: The dialect cannot carry a part of it.
         TooLarge: It would occupy a server of one process for long.
     """
+    if dialect.keeps_json and _came_as_json(call):
+        with suppress(Unsupported, TooLarge):  # then it is not for a server of JSON alone
+            return encode_request(call, request_id, JSON_ALONE, limits, binary_out)
     inputs = call.inputs
     binary_out = binary_out and dialect.has_binary
     if dialect.numbers is not None:
@@ -476,6 +480,14 @@ def encode_request(
     if inputs and type(inputs[-1].data) is StreamedData:
         return binary_headers(size_of(parts)), (*parts, *[view for view in binary if len(view)])
     return body_of(parts, binary, True)
+
+
+def _came_as_json(call: InferRequest) -> bool:
+    """Return whether a client of this protocol sent JSON alone, and wants JSON."""
+    origin = call.context.origin
+    if origin is None or origin.codec != NAME or origin.form is not ALL_JSON:
+        return False
+    return all(name.lower() != LENGTH_KEY for name, _ in origin.wire.headers)
 
 
 def _parameters(call: InferRequest, dialect: Dialect, all_binary: bool) -> bytes:
