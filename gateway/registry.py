@@ -23,7 +23,7 @@ from gateway.api.transform import TensorTransform
 from gateway.ir.errors import GatewayError
 from gateway.settings.config_view import ConfigView, Finding
 from gateway.settings.setting import Place, Setting
-from gateway.settings.units import UNIX, Url
+from gateway.settings.units import Url
 from gateway.telemetry.faults import FAULTS
 
 PROTOCOLS: dict[str, str] = {
@@ -392,7 +392,7 @@ def carrier_of(url: Url, /) -> HttpBinding | GrpcBinding | StreamBinding:
         raise LookupError(
             f"protocol {url.protocol!r} does not support {url.carrier!r}; expected {carriers}"
         )
-    if url.path and url.carrier != UNIX:
+    if url.path:
         _check_path(url, found)
     return found
 

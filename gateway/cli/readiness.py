@@ -15,6 +15,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import quote
 
+from gateway.cli.liveness import unix_connection
 from gateway.cli.server_flags import ServerFlags
 from gateway.ir.context import Metadata
 from gateway.ir.errors import ConnectFailure, DeadlineExceeded, Forbidden
@@ -62,7 +63,10 @@ def ask_ready(
     ask = _ask_http if url.carrier == "http" else _ask_grpc
     end = monotonic() + timeout_s
     try:
-        sock = socket.create_connection((url.host, url.port), timeout_s)
+        if url.socket:
+            sock = unix_connection(url.socket, timeout_s)
+        else:
+            sock = socket.create_connection((url.host, url.port), timeout_s)
     except TimeoutError as error:
         raise _late(timeout_s) from error
     except OSError as error:
@@ -105,7 +109,7 @@ def _ask_http(sock: socket.socket, url: Url, question: _Question) -> bool:
         path = f"/v2/models/{quote(question.model, safe='')}"
         version = quote(question.version, safe="")
         path += f"/versions/{version}/ready" if version else "/ready"
-    connection = HTTPConnection(url.host, url.port)
+    connection = HTTPConnection(url.host or "localhost", url.port)
     connection.sock = sock
     sock.settimeout(max(_LEAST_S, question.end - monotonic()))
     connection.request("GET", path, headers=dict(question.metadata))
@@ -146,7 +150,9 @@ def _ask_grpc(sock: socket.socket, url: Url, question: _Question) -> bool:
     if question.model is not None:
         method, message = "ModelReady", _field(1, question.model) + _field(2, question.version)
     path, metadata = _SERVICE + method, question.metadata
-    reply = call_unary(sock, url.authority, path, message, metadata, question.end)
+    reply = call_unary(
+        sock, url.authority if url.host else "localhost", path, message, metadata, question.end
+    )
     if reply is None or reply not in _REPLIES:
         raise _Unusual
     return _REPLIES[reply]

@@ -43,7 +43,7 @@ from gateway.settings.fields import (
 )
 from gateway.settings.model import Model
 from gateway.settings.patterns import is_pattern
-from gateway.settings.units import UNIX, Url, is_url
+from gateway.settings.units import Url, is_url
 
 
 class StreamConfig(Model):
@@ -190,7 +190,8 @@ class UpstreamConfig(Model):
     url: UpstreamUrl | None = None
     """Protocol, carrier and address of the server, such as `oip+grpc://HOST:PORT`. `https`,
     `grpcs`, `brpcs` and, for `tcp`, `tls` stand for the same with TLS. `http`, `https`, `grpc` and
-    `grpcs` alone mean Open Inference. Default: none."""
+    `grpcs` alone mean Open Inference. `+unix` is a unix socket, as in `oip+grpc+unix:///PATH`.
+    Default: none."""
     urls: tuple[UpstreamUrl, ...] = ()
     """Addresses of equivalent servers of the same protocol. Each is probed, and used while it is
     ready. Default: `[]`."""
@@ -239,8 +240,8 @@ class UpstreamConfig(Model):
         if (self.url is None) == (not self.urls):
             raise ValueError("an upstream needs exactly one of 'url' and 'urls'")
         carrier = self.all_urls[0].carrier
-        if self.resolve == "all" and carrier == UNIX:
-            raise ValueError("'resolve: all' is for host names, and the carrier is 'unix'")
+        if self.all_urls[0].socket:
+            self._check_unix_socket()
         if self.cancellation == "withhold" and carrier != "grpc":
             raise ValueError(f"cancellation 'withhold' is for gRPC, and the carrier is {carrier!r}")
         kinds = {url.scheme for url in self.urls}
@@ -248,6 +249,15 @@ class UpstreamConfig(Model):
             found = ", ".join(sorted(kinds))
             raise ValueError(f"the urls of one upstream need the same protocol, found {found}")
         return self
+
+    def _check_unix_socket(self) -> None:
+        """Raise ValueError for a key that has no meaning for a unix socket."""
+        if self.resolve == "all":
+            raise ValueError("'resolve: all' is for host names, and the url is a unix socket")
+        if self.tls is not None:
+            raise ValueError("'tls' is for TCP, and the url is a unix socket")
+        if self.transport != "native" and self.all_urls[0].carrier == "http":
+            raise ValueError("a unix socket with HTTP needs 'transport: native'")
 
     @model_validator(mode="after")
     def _check_metrics(self) -> UpstreamConfig:

@@ -100,7 +100,7 @@ def endpoint_attributes(upstream: str, url: Url) -> Attributes:
         {
             "gateway.upstream": upstream,
             "gateway.protocol": f"{url.protocol}.{url.carrier}",
-            "server.address": url.host or url.path,
+            "server.address": url.host or url.socket,
             "server.port": url.port or 0,
             **system,
         }

@@ -26,7 +26,7 @@ _URL = re.compile(
 )
 
 _SHARE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?%")
-_UNIX_URL = re.compile(r"([a-z]+)\+unix://(/?[^?#\s]*)")
+_UNIX_URL = re.compile(r"([a-z]+)(?:\+(http|grpc|brpc))?\+unix://(/?[^?#\s]*)")
 
 _PORT_MAX = 65_535
 
@@ -215,9 +215,11 @@ def is_url(text: str) -> bool:
 class Url:
     """Address and protocol of an upstream: `protocol+carrier://host:port/path`.
 
-    A unix socket has only a path: `protocol+unix:///path`.
+    A unix socket has only a path: `protocol+carrier+unix:///path`, of byte streams
+    `protocol+unix:///path`.
 
     Attributes:
+        socket: Path of the unix socket, where the URL names one; `host` is "" and `port` 0 then.
         tls: Whether the scheme names TLS, as in `oip+https`; the carrier is then `http`.
         is_root: The text had the path "/", which is no path for most protocols.
     """
@@ -229,28 +231,29 @@ class Url:
     path: str = ""
     tls: bool = False
     is_root: bool = False
+    socket: str = ""
 
     def __str__(self) -> str:
-        authority = "" if self.carrier == UNIX else self.authority
-        return f"{self.scheme}://{authority}{self.path}"
+        return f"{self.scheme}://{self.socket or self.authority + self.path}"
 
     @property
     def scheme(self) -> str:
         """Protocol and carrier, as in `oip+https`."""
         carrier = _TLS_NAMES[self.carrier] if self.tls else self.carrier
-        return f"{self.protocol}+{carrier}"
+        unix = f"+{UNIX}" if self.socket and carrier != UNIX else ""
+        return f"{self.protocol}+{carrier}{unix}"
 
     @property
     def authority(self) -> str:
         """Address without the protocol: host:port, or unix:/path. An IPv6 host is in brackets."""
-        if self.carrier == UNIX:
-            return str(StreamAddress(path=self.path))
+        if self.socket:
+            return str(StreamAddress(path=self.socket))
         return str(Address(self.host, self.port))
 
     @property
     def is_loopback(self) -> bool:
         """Whether the upstream runs on this machine."""
-        return self.carrier == UNIX or Address(self.host, self.port).is_loopback
+        return bool(self.socket) or Address(self.host, self.port).is_loopback
 
 
 _DEFAULT_PROTOCOL = "oip"
@@ -273,12 +276,15 @@ def parse_url(text: str) -> Url:
     lowered = f"{scheme.lower()}{separator}{rest}"
     unix = _UNIX_URL.fullmatch(lowered)
     if unix is not None:
-        return Url(unix[1], UNIX, "", 0, parse_stream_address(f"{UNIX}:{unix[2]}").path)
+        protocol, carrier = unix[1], unix[2] or UNIX
+        if not unix[2] and protocol in _DEFAULT_PORTS:
+            protocol, carrier = _DEFAULT_PROTOCOL, protocol
+        return Url(protocol, carrier, "", 0, socket=parse_stream_address(f"{UNIX}:{unix[3]}").path)
     found = _URL.fullmatch(lowered)
     if found is None:
         raise ValueError(
             f"{text!r} is not an upstream URL: expected PROTOCOL+CARRIER://HOST:PORT, "
-            "as in oip+grpc://127.0.0.1:8001"
+            "as in oip+grpc://127.0.0.1:8001, or PROTOCOL+CARRIER+unix:///PATH"
         )
     protocol, name, host, port, path = found.groups()
     if name is None:

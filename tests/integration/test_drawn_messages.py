@@ -111,7 +111,7 @@ async def test_drawn_messages_and_replies_are_those_of_the_server(name: str, cou
     messages = list(way.messages.values())
     async with (
         recording(way, DrawnServer) as server,
-        before(way, server) as front,
+        before(way, server.address) as front,
         sending(way) as send,
     ):
         for number in range(DRAWN[count]):

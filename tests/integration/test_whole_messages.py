@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +23,6 @@ from tests.integration.whole_messages import (
     NOT_WHOLE,
     WAYS,
     Answer,
-    RecordingServer,
     Sent,
     Way,
     recording,
@@ -40,7 +41,8 @@ def config_of(way: Way, server: str, **target: Any) -> str:
     listener: dict[str, Any] = {"name": "main", "default_model": "m", **address}
     if way.listener:
         listener["options"] = {name: dict(way.listener)}
-    upstream: dict[str, Any] = {"url": f"{way.url}://{server}"}
+    is_unix = server.startswith("/")
+    upstream: dict[str, Any] = {"url": f"{way.url}{'+unix' * is_unix}://{server}"}
     if way.options:
         upstream["options"] = dict(way.options)
     document = {
@@ -55,9 +57,9 @@ def config_of(way: Way, server: str, **target: Any) -> str:
 
 
 @asynccontextmanager
-async def before(way: Way, server: RecordingServer, **target: Any) -> AsyncIterator[str]:
-    """Run a gateway before a server, and yield its address."""
-    gateway = Gateway(load_text(config_of(way, server.address, **target)))
+async def before(way: Way, server: str, **target: Any) -> AsyncIterator[str]:
+    """Run a gateway before the server at an address or a socket, and yield its own address."""
+    gateway = Gateway(load_text(config_of(way, server, **target)))
     await gateway.start()
     try:
         yield next(iter(gateway.addresses.values()))
@@ -77,7 +79,7 @@ async def test_every_protocol_and_carrier_has_messages_or_a_reason() -> None:
 async def test_messages_and_replies_pass_as_they_came(name: str) -> None:
     """The server receives what the client sent, and the client what the server sent."""
     way = WAYS[name]
-    async with recording(way) as server, before(way, server) as front:
+    async with recording(way) as server, before(way, server.address) as front:
         for key, message in way.messages.items():
             direct = await send(way, server.address, message)
             server.seen.clear()
@@ -87,11 +89,43 @@ async def test_messages_and_replies_pass_as_they_came(name: str) -> None:
             assert direct == through, key
 
 
+@asynccontextmanager
+async def unix_relay(address: str, path: Path) -> AsyncIterator[None]:
+    """Make a server of TCP reachable at a unix socket, too."""
+    host, _, port = address.rpartition(":")
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with closing(writer):
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        other_reader, other = await asyncio.open_connection(host, int(port))
+        await asyncio.gather(pump(reader, other), pump(other_reader, writer))
+
+    async with await asyncio.start_unix_server(relay, path):
+        yield
+
+
+@pytest.mark.parametrize("name", [name for name, way in WAYS.items() if way.carrier != "tcp"])
+async def test_messages_pass_over_a_unix_socket(name: str, tmp_path: Path) -> None:
+    """Each carrier reaches a server at a unix socket as it reaches one at a port."""
+    way, path = WAYS[name], tmp_path / "server.sock"
+    async with (
+        recording(way) as server,
+        unix_relay(server.address, path),
+        before(way, str(path)) as front,
+    ):
+        for key, message in way.messages.items():
+            direct = await send(way, server.address, message)
+            assert direct == await send(way, front, message), key
+
+
 @pytest.mark.parametrize("name", WAYS)
 async def test_a_route_changes_the_model_alone(name: str) -> None:
     """The server gets the target's name of the model, and the client its own."""
     way = WAYS[name]
-    async with recording(way) as server, before(way, server, model="other") as front:
+    async with recording(way) as server, before(way, server.address, model="other") as front:
         for key, message in way.messages.items():
             server.seen.clear()
             direct = await send(way, server.address, message)
@@ -121,7 +155,7 @@ async def test_an_unreadable_reply_reaches_the_client(name: str) -> None:
     way = WAYS[name]
     bodies = UNREAD_JSON if way.carrier == "http" else UNREAD_PROTO
     key, message = next((key, one) for key, one in way.messages.items() if one.method == "POST")
-    async with recording(way) as server, before(way, server) as front:
+    async with recording(way) as server, before(way, server.address) as front:
         usual = server.answer
         for status, body in product((200, 500, 404) if way.carrier == "http" else (0,), bodies):
             kind = "0 0" if way.carrier == "brpc" else JSON
@@ -184,7 +218,7 @@ OF_JSON = [
 async def test_no_key_passes_twice(name: str) -> None:
     """A server whose reader takes the first or the last of equal keys reads what was checked."""
     way = WAYS[name]
-    async with recording(way) as server, before(way, server) as front:
+    async with recording(way) as server, before(way, server.address) as front:
         server.seen.clear()
         count = 0
         for message in way.messages.values():
@@ -206,7 +240,7 @@ async def test_no_field_passes_twice(name: str) -> None:
     """A server whose reader takes the first or the last of equal fields reads what was checked."""
     way = WAYS[name]
     assert way.schema is not None
-    async with recording(way) as server, before(way, server) as front:
+    async with recording(way) as server, before(way, server.address) as front:
         server.seen.clear()
         message = next(iter(way.messages.values()))
         for body in _doubled_fields(message.body, way.schema.DESCRIPTOR):

@@ -25,6 +25,7 @@ from gateway.transports.http.listener import HttpListener
 from gateway.transports.http1.client import HttpClient
 from gateway.transports.http1.server import HttpServer
 from gateway.transports.memory_budget import UNLIMITED, MemoryBudget
+from gateway.transports.net.resolver import UNIX
 from gateway.transports.net.tls_files import TlsFiles
 
 TransportImplementation = Literal["reference", "native"]
@@ -148,14 +149,15 @@ def http_client(
 
     Args:
         implementation: Native or reference.
-        authority: HOST:PORT, with a path if the upstream has one.
+        authority: HOST:PORT, with a path if the upstream has one; unix:/PATH for the native client.
         limits: Limits on connections and messages.
         tls: The TLS files; None for plaintext.
         budget: Counts the bytes of responses.
         address: IP address of the host, for the native client; "" to look it up.
     """
     context = None if tls is None else tls.context()
-    url = f"{'http' if tls is None else 'https'}://{authority}"
+    scheme = "http://" if tls is None else "https://"
+    url = authority if authority.startswith(UNIX) else f"{scheme}{authority}"
     if implementation == "native":
         return HttpClient(url, limits, tls=context, budget=budget, address=address)
     from gateway.transports.reference import http_client  # noqa: PLC0415

@@ -46,7 +46,7 @@ from gateway.routing.health_probe import Prober
 from gateway.routing.sequence_affinity import IDLE_S
 from gateway.service import Service
 from gateway.settings.signature import SignatureConfig
-from gateway.settings.units import UNIX, Address, Url
+from gateway.settings.units import Address, Url
 from gateway.telemetry import names
 from gateway.telemetry.call_path import current_route
 from gateway.telemetry.metrics import Metrics
@@ -230,7 +230,7 @@ def _client(
         partial(binding.client_framer, limits),
         client_limits,
         ordered=binding.is_ordered,
-        tls=None if tls is None or url.carrier == UNIX else tls.context(),
+        tls=None if tls is None else tls.context(),
         budget=budget,
         address=ip,
     )

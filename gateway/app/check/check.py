@@ -41,7 +41,7 @@ from gateway.registry import (
 from gateway.routing.rolling.settings import ROLLING_LOAD
 from gateway.settings.setting import Setting
 from gateway.settings.signature import SignatureConfig
-from gateway.settings.units import UNIX, Address, StreamAddress, Url
+from gateway.settings.units import Address, StreamAddress, Url
 from gateway.telemetry.faults import FAULTS
 from gateway.wire.metadata import carries_header
 
@@ -298,8 +298,8 @@ def _loops(config: Config) -> Iterator[Finding]:
 def _is_reached(address: Address | StreamAddress, url: Url) -> bool:
     """Return whether a client of *url* on this machine reaches a listener at *address*."""
     own = address.tcp if isinstance(address, StreamAddress) else address
-    if own is None or url.carrier == UNIX:
-        return own is None and url.carrier == UNIX and str(address) == url.authority
+    if own is None or url.socket:
+        return str(address) == url.authority
     if not own.port or own.port != url.port:
         return False
     # A connection to 0.0.0.0 goes to this machine.

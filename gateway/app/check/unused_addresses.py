@@ -14,7 +14,6 @@ import structlog
 
 from gateway.config.models import Config
 from gateway.config.yaml_tree import Finding
-from gateway.settings.units import UNIX
 from gateway.transports.net.host_addresses import is_service
 from gateway.transports.net.look_up import is_address, look_up
 
@@ -46,7 +45,7 @@ async def log_unused_addresses(config: Config) -> None:
 
 def _names(config: Config) -> Iterator[tuple[str, str]]:
     for upstream, each in config.upstreams.items():
-        hosts = dict.fromkeys(url.host for url in each.all_urls if url.carrier != UNIX)
+        hosts = dict.fromkeys(url.host for url in each.all_urls if url.host)
         for host in hosts if each.resolve == "first" else ():
             if not is_address(host) and not is_service(host):
                 yield upstream, host

@@ -28,7 +28,7 @@ from gateway.transports.http.content_coding import coding_of
 from gateway.transports.http1.client_connection import Http1ClientConnection, read_buffer
 from gateway.transports.http1.response_reader import ResponseHeadCache, ResponseReader
 from gateway.transports.memory_budget import UNLIMITED, MemoryBudget
-from gateway.transports.net.resolver import UpstreamConnector
+from gateway.transports.net.resolver import UNIX, upstream_of
 from gateway.transports.net.sockets import UNSEEN_S
 from gateway.transports.net.tls import connect_failure_text
 from gateway.transports.net.tls_files import Authorities, TlsContext
@@ -51,6 +51,7 @@ class HttpClient:
 
     Args:
         url: "http://host:port", or https.  A path becomes the prefix of the path of each request.
+            "unix:/path" is a unix socket.
         limits: The limits of the upstream.
         tls: The context of handshakes of https; None to trust what the system trusts.
         budget: The memory budget for responses.
@@ -91,15 +92,15 @@ class HttpClient:
         address: str = "",
     ) -> None:
         parts = urlsplit(url)
-        if parts.scheme not in _PORTS or not parts.hostname:
+        is_unix = url.startswith(UNIX)
+        if not is_unix and (parts.scheme not in _PORTS or not parts.hostname):
             raise ValueError(f"upstream URL {url!r} is not http://host:port")
-        port = parts.port or _PORTS[parts.scheme]
-        self._peer = UpstreamErrors(f"{parts.hostname}:{port}", parts.hostname, limits, budget)
-        self._prefix = parts.path.rstrip("/")
-        self._line_end = f" HTTP/1.1\r\nHost: {parts.netloc.rpartition('@')[2]}\r\n"
-        self._upstream = UpstreamConnector(
-            parts.hostname, port, floor_s=limits.resolve_floor_s, address=address
-        )
+        host = "localhost" if is_unix else str(parts.hostname)
+        target = url if is_unix else f"{host}:{parts.port or _PORTS[parts.scheme]}"
+        self._peer = UpstreamErrors(target, host, limits, budget)
+        self._prefix = "" if is_unix else parts.path.rstrip("/")
+        self._line_end = f" HTTP/1.1\r\nHost: {parts.netloc.rpartition('@')[2] or host}\r\n"
+        self._upstream = upstream_of(target, limits.resolve_floor_s, address)
         self._tls: TlsContext | None = None
         if parts.scheme == "https":
             self._tls = tls or TlsContext(ssl.create_default_context())

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -50,8 +51,11 @@ FAILED = frames.frame(
 
 
 @contextmanager
-def server(parts: list[bytes], requests: list[bytes]) -> Iterator[int]:
-    """Serve one connection with *parts*, each in a packet of its own; return the port."""
+def server(parts: list[bytes], requests: list[bytes], path: str = "") -> Iterator[int]:
+    """Serve one connection with *parts*, each in a packet of its own; yield the port.
+
+    With a *path* it is at a unix socket, which has no port.
+    """
 
     def serve() -> None:
         connection, _ = listener.accept()
@@ -64,10 +68,11 @@ def server(parts: list[bytes], requests: list[bytes]) -> Iterator[int]:
                 while connection.recv(65_536):  # until the client has left
                     pass
 
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    at = (path, socket.AF_UNIX) if path else (("127.0.0.1", 0), socket.AF_INET)
+    with socket.create_server(at[0], family=at[1]) as listener:
         thread = threading.Thread(target=serve)
         thread.start()
-        yield listener.getsockname()[1]
+        yield 0 if path else listener.getsockname()[1]
         thread.join(WAIT_S)
 
 
@@ -77,13 +82,13 @@ def result_of(
     model: str | None = None,
     version: str = "",
     server_flags: ServerFlags = NO_FLAGS,
+    path: str = "",
 ) -> tuple[bool | None, bytes]:
     """Return the result and what the server received."""
     requests: list[bytes] = []
-    with server(parts, requests) as port:
-        found = ask_ready(
-            Url("oip", carrier, "127.0.0.1", port), model, version, WAIT_S, server_flags
-        )
+    with server(parts, requests, path) as port:
+        url = Url("oip", carrier, "" if path else "127.0.0.1", port, socket=path)
+        found = ask_ready(url, model, version, WAIT_S, server_flags)
     return found, requests[0]
 
 
@@ -119,6 +124,17 @@ def result_of(
 def test_response_means_readiness(carrier: str, parts: list[bytes], expected: bool | None) -> None:
     """What is neither ready nor not ready is left to the client of the other commands."""
     assert expected is result_of(carrier, parts)[0]
+
+
+@pytest.mark.parametrize(
+    ("carrier", "parts"), [("http", http("200 OK")), ("grpc", grpc(b"\x08\x01"))]
+)
+def test_a_server_at_a_unix_socket_is_asked(
+    carrier: str, parts: list[bytes], tmp_path: Path
+) -> None:
+    """Its name in the request is `localhost`, as it has none of its own."""
+    found, request = result_of(carrier, parts, path=str(tmp_path / "s"))
+    assert (True, True) == (found, b"localhost" in request)
 
 
 @pytest.mark.parametrize(

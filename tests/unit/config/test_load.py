@@ -51,7 +51,8 @@ def test_reports_all_problems_in_the_order_of_the_file() -> None:
         "4:18: listeners[0].passthrough: unknown upstream 'nobody': this file defines a",
         (
             "6:12: upstreams.a.url: '127.0.0.1' is not an upstream URL: "
-            "expected PROTOCOL+CARRIER://HOST:PORT, as in oip+grpc://127.0.0.1:8001"
+            "expected PROTOCOL+CARRIER://HOST:PORT, as in oip+grpc://127.0.0.1:8001, "
+            "or PROTOCOL+CARRIER+unix:///PATH"
         ),
         (
             "6:41: upstreams.a.probe.interval: '5' is not a duration: "
@@ -142,7 +143,15 @@ def test_reports_all_problems_in_the_order_of_the_file() -> None:
         ),
         (
             BASE + "upstreams: {a: {url: 'graphpipe+unix:///run/s', resolve: all}}",
-            "3:16: upstreams.a: 'resolve: all' is for host names, and the carrier is 'unix'",
+            "3:16: upstreams.a: 'resolve: all' is for host names, and the url is a unix socket",
+        ),
+        (
+            BASE + "upstreams: {a: {url: 'grpc+unix:///run/s', tls: {}}}",
+            "3:16: upstreams.a: 'tls' is for TCP, and the url is a unix socket",
+        ),
+        (
+            BASE + "upstreams: {a: {url: 'http+unix:///run/s', transport: reference}}",
+            "3:16: upstreams.a: a unix socket with HTTP needs 'transport: native'",
         ),
         (
             BASE + "upstreams: {a: {url: grpc://h, resolve: each}}",

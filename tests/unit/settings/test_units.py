@@ -139,7 +139,10 @@ def test_addresses_round_trip() -> None:
         ("graphpipe+tls://host:9000", Url("graphpipe", "tcp", "host", 9000, tls=True)),
         ("grps+brpcs://host:7081", Url("grps", "brpc", "host", 7081, tls=True)),
         ("graphpipe+tcp://[::1]:9000", Url("graphpipe", "tcp", "::1", 9000)),
-        ("graphpipe+unix:///run/g.sock", Url("graphpipe", "unix", "", 0, "/run/g.sock")),
+        ("graphpipe+unix:///run/g.sock", Url("graphpipe", "unix", "", 0, socket="/run/g.sock")),
+        ("tfs+grpc+unix:///run/t.sock", Url("tfs", "grpc", "", 0, socket="/run/t.sock")),
+        ("grps+brpc+unix:///g", Url("grps", "brpc", "", 0, socket="/g")),
+        ("HTTP+unix:///run/A.sock", Url("oip", "http", "", 0, socket="/run/A.sock")),
     ],
 )
 def test_reads_urls(text: str, url: Url) -> None:
@@ -164,6 +167,8 @@ def test_reads_urls(text: str, url: Url) -> None:
         ("graphpipe+unix://", "is not a unix socket: expected unix:/PATH"),
         ("graphpipe+unix://run/g.sock", "is not a unix socket: expected unix:/PATH"),
         ("unix:///run/g.sock", "is not an upstream URL"),
+        ("oip+https+unix:///run/g.sock", r"is not an upstream URL: .* or PROTOCOL\+CARRIER\+unix"),
+        ("oip+http+unix://run/g.sock", "is not a unix socket: expected unix:/PATH"),
         ("oip+http://host:0", "has no valid port: expected 1 to 65535"),
         ("oip+http://host:65536", "has no valid port: expected 1 to 65535"),
     ],
