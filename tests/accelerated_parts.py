@@ -221,7 +221,7 @@ def template_parser(random: Random) -> tuple[Any, ...]:
         tail = tail[random.random() < 0.05 :]
         messages.append((memoryview(text + tail), len(text)))
     limits = random.choice(((8191, 1024), (8191, 3), (100, 1024)))
-    return codec._requests._kept.get, *limits, messages
+    return codec.request_templates._kept.get, *limits, messages
 
 
 # Packed, one by one, empty, texts, and two fields at once.
