@@ -239,7 +239,6 @@ class Exchange:
         listener, caller = self._listener, self._connection.client.caller
         head = self._head = self._incoming.head(listener.limits)
         if listener.cors is not None and is_preflight(head.method, head.headers):
-            await self._drain_small_body(head)
             wire = HttpRequest(head.method, head.path, head.query, head.headers)
             await self._send(await listener.cors.preflight(wire))
             return None
@@ -278,7 +277,7 @@ class Exchange:
             await self._refuse(error)
 
     async def _drain_small_body(self, head: Head) -> None:
-        """Read the rest of a small body, which nobody needs; a larger one is not read."""
+        """Read the rest of a small body, which keeps the connection; a larger one is not read."""
         incoming = self._incoming
         is_small = not head.has_expectation and 0 < (head.length or 0) <= MAX_DRAINED_BYTES
         if incoming.is_complete or not is_small:
