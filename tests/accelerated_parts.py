@@ -28,7 +28,7 @@ from gateway.concurrency.waiters import Share
 from gateway.frontend import frontend
 from gateway.ir import calls, tensor, validation
 from gateway.ir.calls import Call, InferRequest, InferResponse, ModelReadyRequest
-from gateway.ir.context import CallSequence, Context, ModelRef, Need, Origin
+from gateway.ir.context import CallSequence, Client, Context, ModelRef, Need, Origin
 from gateway.ir.data import ArrayData, ItemsData, RawData, SharedMemoryData, TensorData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError
@@ -221,7 +221,7 @@ def template_parser(random: Random) -> tuple[Any, ...]:
         tail = tail[random.random() < 0.05 :]
         messages.append((memoryview(text + tail), len(text)))
     limits = random.choice(((8191, 1024), (8191, 3), (100, 1024)))
-    return codec._requests._kept.get, *limits, messages
+    return codec.request_templates._kept.get, *limits, messages
 
 
 # Packed, one by one, empty, texts, and two fields at once.
@@ -990,7 +990,10 @@ def on_complete_stream(random: Random) -> tuple[Any, ...]:
 
 
 def _wire_request(random: Random) -> tuple[Any, ...]:
-    """Return the metadata of two calls of a connection, and how the second one was received."""
+    """Return the metadata of two calls of a connection, and how the second one was received.
+
+    Its client may be known.
+    """
     agents: tuple[tuple[tuple[str, str | bytes], ...], ...] = (
         (),
         (("user-agent", "a"),),
@@ -998,7 +1001,8 @@ def _wire_request(random: Random) -> tuple[Any, ...]:
         (("user-agent", b"bytes"),),
     )
     message = random.choice((None, None, messages.GrpcMessage(memoryview(b"ab"), "gzip")))
-    return random.choice(agents), random.choice(agents), message, random.random() < 0.1
+    client = random.choice((None, None, None, Client("10.1.2.3", "a")))
+    return random.choice(agents), random.choice(agents), message, random.random() < 0.1, client
 
 
 def response_lines(random: Random) -> tuple[Any, ...]:
@@ -1697,7 +1701,12 @@ class _Feeds:
 
 
 def _asking_call(
-    function: Callable[..., Any], before: Any, metadata: Any, message: Any, is_odd: bool
+    function: Callable[..., Any],
+    before: Any,
+    metadata: Any,
+    message: Any,
+    is_odd: bool,
+    client: Client | None,
 ) -> object:
     """Return the request of a call, and what is known of the sender."""
     connection = _connected()
@@ -1706,7 +1715,7 @@ def _asking_call(
     connection_of_call: Any = SimpleNamespace(client=connection.client) if is_odd else connection
     head = GrpcRequestHead(_METHOD_PATH, metadata, None, "identity", 200, 0)
     method: Any = connection._methods[_METHOD_PATH]
-    call = ServerCall(connection_of_call, Http2Stream(3, 9, 9, None), head, method)
+    call = ServerCall(connection_of_call, Http2Stream(3, 9, 9, None), head, method, client)
     found = function(call, memoryview(b"view"), message)
     return found, found.message, caller.fields is metadata, caller.last, found.client is caller.last
 

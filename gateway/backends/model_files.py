@@ -20,16 +20,19 @@ class FileBackend(Backend):
         path: The model file.
         version: A number.
         settings: `instances` and `queue` of `Backend`.
+
+    Attributes:
+        path: The model file, which `load` opens.
     """
 
     def __init__(self, name: str, path: Path, version: str = "1", **settings: Any) -> None:
         super().__init__(name, version, **settings)
-        self._path = path
+        self.path = path
 
     def check_here(self) -> None:
         """Check that the file can be read. Raises LoadError."""
         try:
-            with self._path.open("rb"):
+            with self.path.open("rb"):
                 pass
         except OSError as error:
             raise self.unloadable(str(error.strerror)) from error
@@ -37,7 +40,7 @@ class FileBackend(Backend):
     def unloadable(self, text: str) -> LoadError:
         """Return a LoadError that names the model and its file."""
         return LoadError(
-            f"model {str(self.model)!r}: {self._path} cannot be loaded: {text}", model=self.model
+            f"model {str(self.model)!r}: {self.path} cannot be loaded: {text}", model=self.model
         )
 
     def read_labels(self, files: Mapping[str, Path]) -> dict[str, tuple[str, ...]]:

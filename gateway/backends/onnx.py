@@ -123,7 +123,7 @@ class OnnxBackend(FileBackend):
                 outside of the model's folder.
         """
         self._ort = _runtime(self)
-        if not self._path.is_file():
+        if not self.path.is_file():
             raise self.unloadable("the file does not exist")
         self._check_files()
         session = self._open()
@@ -141,7 +141,7 @@ class OnnxBackend(FileBackend):
         if self._options.warm_up:
             self._warm_up()
         provider = providers[0]
-        log.info("model loaded", model=str(self.model), file=str(self._path), provider=provider)
+        log.info("model loaded", model=str(self.model), file=str(self.path), provider=provider)
 
     def unload(self) -> None:
         """Free the sessions."""
@@ -172,10 +172,10 @@ class OnnxBackend(FileBackend):
             ) from error
 
     def _check_files(self) -> None:
-        if self._path.suffix == _OWN_FORMAT:
+        if self.path.suffix == _OWN_FORMAT:
             return
         try:
-            check_external_files(self._path)
+            check_external_files(self.path)
         except MalformedModel as error:
             self._open()  # ONNX Runtime says more, if it finds the same
             raise self.unloadable(one_line(error)) from error
@@ -191,7 +191,7 @@ class OnnxBackend(FileBackend):
         providers = [name for name in _PROVIDERS[self._options.device] if name in available]
         try:
             # By path, because large models keep their weights in other files of the same folder.
-            return self._ort.InferenceSession(str(self._path), options, providers=providers)
+            return self._ort.InferenceSession(str(self.path), options, providers=providers)
         except Exception as error:
             raise self.unloadable(one_line(error)) from error
 

@@ -6,7 +6,7 @@ cdef class _ServerCallFields:
 
     cdef object _call, _module, _receiving, _connection_class, _head_class, _shares
     cdef Py_ssize_t _connection, _stream, _head, _method, _incoming, _started_at, _sent, _final_response
-    cdef Py_ssize_t _state, _step, _deadline, _task
+    cdef Py_ssize_t _state, _step, _deadline, _task, _named, _ask_client
     cdef Py_ssize_t _methods, _client, _caller
     cdef Py_ssize_t _path, _metadata, _timeout_s, _http_status, _oversized, _length
     cdef Py_ssize_t _owner
@@ -30,6 +30,7 @@ cdef class _ServerCallFields:
         self._sent, self._final_response = _offset(ServerCall, "_sent"), _offset(ServerCall, "_final_response")
         self._state, self._step = _offset(ServerCall, "_state"), _offset(ServerCall, "_step")
         self._deadline, self._task = _offset(ServerCall, "_deadline"), _offset(ServerCall, "task")
+        self._named, self._ask_client = _offset(ServerCall, "_client"), _offset(ServerCall, "_ask_client")
         self._connection_class, self._shares = GrpcServerConnection, ClientShares
         self._methods = _offset(GrpcServerConnection, "_methods")
         self._client = _offset(GrpcServerConnection, "client")
@@ -60,6 +61,8 @@ cdef class _ServerCallFields:
         _set_field(call, self._step, None)
         _set_field(call, self._deadline, None if timeout_s is None else started_at + timeout_s)
         _set_field(call, self._task, None)
+        _set_field(call, self._named, None)
+        _set_field(call, self._ask_client, None)
         return call
 
 
@@ -163,7 +166,9 @@ def _wire_request(self, view, message):
     if type(shares) is not of._shares:
         return _python_version("_wire_request")(self, view, message)
     metadata = _field(head, of._metadata)
-    client = _sender(_field(shares, of._caller), metadata)
+    client = _field(self, of._named)
+    if client is None:
+        client = _sender(_field(shares, of._caller), metadata)
     request = _copy_of(of._request)
     _set_field(request, of._of_method, _field(self, of._method).path)
     _set_field(request, of._message, (view,))

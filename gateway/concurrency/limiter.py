@@ -9,6 +9,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Hashable
 from contextvars import ContextVar
+from itertools import chain
 from typing import Any, Final, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -264,6 +265,19 @@ class Limiter:
             self._forget(waiter)
             if not waiter.future.done():
                 waiter.future.set_result(_DISPLACED)
+
+    def next_waiter(self) -> Waiter | None:
+        """Return the caller that is served next; None if nobody waits, or units will be lent."""
+        if self._is_lending:
+            return None
+        if self.waiting:
+            return self.waiting[0]
+        share = next(iter(self._borrowers), None)
+        return None if share is None else share.waiting[0]
+
+    def waiters(self) -> list[Waiter]:
+        """Return the callers that wait for the limit, and then those that units may be lent to."""
+        return [*self.waiting, *chain(*(share.waiting for share in self._borrowers))]
 
     # -- the queue
 

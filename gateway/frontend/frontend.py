@@ -112,6 +112,10 @@ class Frontend(ServerFrontend[Q, A]):
         message_bytes: Counts the bytes of requests and responses; None to count none.
         on_blocked: Called for each request whose decoding or encoding blocked the event loop for
             more than 100 ms.
+
+    Attributes:
+        codec: Decodes requests and encodes replies.
+        service: Handles the calls that begin now; see `replace_service`.
     """
 
     _choose: Callable[[Call[Any]], Coroutine[Any, Any, A] | None] | None = None
@@ -130,10 +134,10 @@ class Frontend(ServerFrontend[Q, A]):
         message_bytes: ByteCounter | None = None,
         on_blocked: OnBlocked = _ignore_blocked,
     ) -> None:
-        self._codec = codec
+        self.codec = codec
         # Bound once: looking up a method of an object of any class takes 300 instructions.
         self._decode, self._encode = codec.decode_call, codec.encode_reply
-        self._service = bound_call(service)
+        self.service = bound_call(service)
         self._on_rejected = on_rejected
         self._attach_request_id = attach_request_id
         self._read_request_id = read_request_id
@@ -174,7 +178,7 @@ class Frontend(ServerFrontend[Q, A]):
         """
         if attach_request_id is not None:
             self._attach_request_id = attach_request_id
-        self._service = bound_call(service)
+        self.service = bound_call(service)
         self._check_inference = check_inference
         self._decoupled_models = DecoupledModels(service)
         self._known_inputs = KnownInputs(service)
@@ -214,7 +218,7 @@ class Frontend(ServerFrontend[Q, A]):
             if self._bytes is not None:
                 self._bytes.count(wire, response)
             return response
-        service, attach_request_id = self._service, self._attach_request_id
+        service, attach_request_id = self.service, self._attach_request_id
         try:
             written = self._write(self._encode, call, await service(call))
             response = await written if type(written) is CoroutineType else written
@@ -283,13 +287,13 @@ class Frontend(ServerFrontend[Q, A]):
         The response has the request id of *error*, or else a new one.
         """
         error.request_id = error.request_id or next(self._request_ids)
-        self._on_rejected(self._codec.name, error)
-        return self._attach_request_id(self._codec.encode_error(None, error), error.request_id)
+        self._on_rejected(self.codec.name, error)
+        return self._attach_request_id(self.codec.encode_error(None, error), error.request_id)
 
     def note_request(self, wire: Q, error: GatewayError, /) -> None:
         """Note in *error* whatever its form depends on, of a request without its body."""
         error.path = path_of(wire)
-        self._codec.note_request(wire, error)
+        self.codec.note_request(wire, error)
 
     def reject_message(self, wire: Q, error: GatewayError, /) -> A:
         """Return *error* as the response to *wire*, with the id of *wire* if it has one.
@@ -297,7 +301,7 @@ class Frontend(ServerFrontend[Q, A]):
         A client matches the responses of a stream by their ids.
         """
         self._identify(wire, error)
-        self._on_rejected(self._codec.name, error)
+        self._on_rejected(self.codec.name, error)
         call: Call[Any] | None = None
         try:
             call = run_bounded_on_loop(self._decode, wire)
@@ -307,7 +311,7 @@ class Frontend(ServerFrontend[Q, A]):
             error.origin = error.origin or unread.origin
         except Exception as bug:  # noqa: BLE001  # it must not hide *error*
             internal_error(bug)
-        return self._attach_request_id(self._codec.encode_error(call, error), error.request_id)
+        return self._attach_request_id(self.codec.encode_error(call, error), error.request_id)
 
     async def _as_stream(self, call: InferRequest, codec: StreamsDecoupled) -> Call[Any]:
         """Return *call* as a stream, if its model is decoupled and its caller takes them."""
@@ -363,9 +367,9 @@ class Frontend(ServerFrontend[Q, A]):
 
     async def _decode_unread(self, wire: Q, refused: GatewayError) -> Call[Any] | GatewayError:
         """Return *wire* as a call that only a server of its form reads; *refused* if none may."""
-        if not self._codec.whole or not isinstance(refused, _UNREAD):
+        if not self.codec.whole or not isinstance(refused, _UNREAD):
             return refused
-        decode, elements = self._codec.decode_unread, getattr(wire, "elements", None)
+        decode, elements = self.codec.decode_unread, getattr(wire, "elements", None)
         if elements is not None:
             decode = partial(inflated, elements, decode)
         try:
@@ -442,7 +446,7 @@ class Frontend(ServerFrontend[Q, A]):
 
     def _question_context(self, wire: Q, request_id: str) -> Context:
         """Return the context of a question that takes the route of *wire*."""
-        return Context(self._codec.name, metadata_of(wire), request_id, client=GATEWAY_CLIENT)
+        return Context(self.codec.name, metadata_of(wire), request_id, client=GATEWAY_CLIENT)
 
     def _write(self, encode: Callable[[Any, Any], A], call: Call[Any], reply: Any) -> Any:
         """Return *reply* as a response, or a coroutine that encodes it on another thread."""
@@ -464,12 +468,12 @@ class Frontend(ServerFrontend[Q, A]):
         name = "" if model is None else model.name
         log.warning(
             "event loop blocked",
-            protocol=self._codec.name,
+            protocol=self.codec.name,
             model=name,
             ms=round(seconds * 1e3),
             request_id="" if call is None else call.context.request_id,
         )
-        self._on_blocked(self._codec.name, name, seconds)
+        self._on_blocked(self.codec.name, name, seconds)
 
     async def _session_call(
         self, wire: Q, limits: SessionLimits[Q, A], session: int
@@ -525,7 +529,7 @@ class Frontend(ServerFrontend[Q, A]):
     def _refused(self, call: Call[Any], error: GatewayError) -> A:
         """Return *error* of the limits of a session: those of the call are responses already."""
         error.client, error.request_id = call.context.client, call.context.request_id
-        self._on_rejected(self._codec.name, error)
+        self._on_rejected(self.codec.name, error)
         return self._with_request_id(call, self._failed(call, error))
 
     async def _stream(self, call: StreamInferRequest, wire: Q) -> AsyncGenerator[A, None]:
@@ -547,7 +551,7 @@ class Frontend(ServerFrontend[Q, A]):
         last: InferResponse | None = None
         text = StreamText()
         try:
-            items = await (service or self._service)(call)
+            items = await (service or self.service)(call)
             try:
                 async for item in items:
                     error = failure_of(item)
@@ -555,7 +559,7 @@ class Frontend(ServerFrontend[Q, A]):
                         raise error
                     if item.is_end_mark and not self._writes_end_mark(call):
                         continue
-                    is_text = item.outputs and self._codec.has_only_text(call, item)
+                    is_text = item.outputs and self.codec.has_only_text(call, item)
                     shown = text.complete(item) if is_text else item
                     response = await self._written_item(call, shown, last)
                     if last is None:
@@ -585,7 +589,7 @@ class Frontend(ServerFrontend[Q, A]):
             GatewayError: The error ends the stream.
         """
         try:
-            written = self._write(self._codec.encode_item, call, item)
+            written = self._write(self.codec.encode_item, call, item)
             response: A = await written if type(written) is CoroutineType else written
         except GatewayError as error:
             if self._is_terminal(call, error, last):
@@ -594,7 +598,7 @@ class Frontend(ServerFrontend[Q, A]):
             failed = InferResponse(
                 model=item.model, outputs=(), is_final=item.is_final, error=without_addresses(error)
             )
-            response = self._codec.encode_item(call, failed)
+            response = self.codec.encode_item(call, failed)
         return response
 
     def _is_terminal(
@@ -609,7 +613,7 @@ class Frontend(ServerFrontend[Q, A]):
 
     async def _single(self, call: Call[Any], service: Service | None = None) -> A:
         try:
-            reply = await (service or self._service)(call)
+            reply = await (service or self.service)(call)
             written = self._write(self._encode, call, reply)
             response = await written if type(written) is CoroutineType else written
         except Exception as error:  # noqa: BLE001
@@ -626,7 +630,7 @@ class Frontend(ServerFrontend[Q, A]):
         failure = without_addresses(failure)  # the log has them
         if late and self._streaming is not None and isinstance(call, StreamInferRequest):
             return self._streaming.encode_late_error(call, failure)
-        return self._codec.encode_error(call, failure)
+        return self.codec.encode_error(call, failure)
 
     def _reject_unread(self, wire: Q, error: GatewayError, request_id: str) -> A:
         """Return *error* as the response to the complete message *wire*."""

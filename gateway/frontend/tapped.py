@@ -60,7 +60,7 @@ class TappedFrontend(Frontend[Q, A]):
 
     def _reject_unread(self, wire: Q, error: GatewayError, request_id: str) -> A:
         response = super()._reject_unread(wire, error, request_id)
-        self._tap.rejected(self._codec.name, self._codec.for_record(wire), error, response)
+        self._tap.rejected(self.codec.name, self.codec.for_record(wire), error, response)
         return response
 
     async def _replies(
@@ -83,15 +83,15 @@ class TappedFrontend(Frontend[Q, A]):
     ) -> AsyncGenerator[SessionReply[A], None]:
         async with aclosing(super()._rejected_only(wire, error)) as replies:
             async for reply in replies:
-                kept = self._codec.for_record(wire)
-                self._tap.rejected(self._codec.name, kept, error, reply.wire)
+                kept = self.codec.for_record(wire)
+                self._tap.rejected(self.codec.name, kept, error, reply.wire)
                 yield reply
 
     async def _observed(self, exchange: TappedCall, call: Call[Any]) -> Any:
         """Call the service, and note the call path, the replies and the error."""
-        token, exchange.service = CALL_PATH.set(exchange.path), self._service
+        token, exchange.service = CALL_PATH.set(exchange.path), self.service
         try:
-            reply = await self._service(call)
+            reply = await self.service(call)
         except BaseException as error:
             exchange.fail(error)
             raise

@@ -90,7 +90,7 @@ class StreamingBody(Protocol):
 class ForwardingBody(ABC):
     """Base of a `StreamingBody` that is the sink of another one, and changes or watches its bytes.
 
-    Subclasses have `write`, which writes to `_sink` unless that is None.
+    Subclasses have `write`, which passes bytes on with `forward`.
 
     Args:
         source: Must not be started.
@@ -113,6 +113,11 @@ class ForwardingBody(ABC):
     @abstractmethod
     def write(self, piece: memoryview, /) -> None:
         """Write the next bytes of the source."""
+
+    def forward(self, piece: memoryview) -> None:
+        """Write *piece* to the sink, unless that is closed."""
+        if self._sink is not None:
+            self._sink.write(piece)
 
     def pipe_to(self, sink: BodySink, /) -> None:
         """Write to *sink* all bytes that have arrived, and the rest as it arrives."""
@@ -176,5 +181,4 @@ class InterleavedBody(ForwardingBody):
 
     def _write(self, piece: memoryview) -> None:
         self.remaining_bytes -= piece.nbytes
-        if self._sink is not None:
-            self._sink.write(piece)
+        self.forward(piece)

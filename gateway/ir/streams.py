@@ -58,6 +58,11 @@ class NotifyingStream:
         finally:
             self._notify(None)
 
+    def silence(self) -> bool:
+        """Call *on_end* never more; return whether it would have been called."""
+        on_end, self._on_end = self._on_end, None
+        return on_end is not None
+
     def _notify(self, error: BaseException | None) -> None:
         on_end, self._on_end = self._on_end, None
         if on_end is not None:

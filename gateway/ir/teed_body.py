@@ -33,6 +33,9 @@ class TeedBody(ForwardingBody):
     Args:
         source: Must not be started.
         budget: Shared by all teed bodies. A body without room in it keeps nothing.
+
+    Attributes:
+        remaining_bytes: Bytes that have not been piped.
     """
 
     def __init__(self, source: StreamingBody, budget: TeeBudget) -> None:
@@ -41,7 +44,7 @@ class TeedBody(ForwardingBody):
         self._pieces: list[memoryview] = []
         self._whole: memoryview | None = None
         self._size = source.end - source.start
-        self._missing = self._size
+        self.remaining_bytes = self._size
         if budget.used_bytes + self._size > budget.limit_bytes:
             self._size = 0
         self._should_keep = bool(self._size)
@@ -49,18 +52,12 @@ class TeedBody(ForwardingBody):
         self.start = source.start
         self.end = source.end
 
-    @property
-    def remaining_bytes(self) -> int:
-        """Bytes that have not been piped."""
-        return self._source.remaining_bytes
-
     def write(self, piece: memoryview, /) -> None:
         """Keep the next bytes, and write them to the sink."""
-        self._missing -= piece.nbytes
+        self.remaining_bytes -= piece.nbytes
         if self._should_keep:
             self._pieces.append(piece)
-        if self._sink is not None:
-            self._sink.write(piece)
+        self.forward(piece)
 
     async def read_all(self) -> memoryview:
         """Return the body of the source, and keep it.
@@ -76,7 +73,7 @@ class TeedBody(ForwardingBody):
         """Return the bytes from `start` to `end`; None if some are missing. Copies piped bytes."""
         if self._whole is not None:
             return self._whole
-        if not self._should_keep or self._missing:
+        if not self._should_keep or self.remaining_bytes:
             return None
         return memoryview(b"".join(self._pieces))
 

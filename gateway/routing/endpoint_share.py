@@ -283,7 +283,6 @@ class FirstReplyStream(NotifyingStream):
         item = await super().__anext__()
         on_refused, self._on_refused = self._on_refused, None
         error = failure_of(item)
-        if on_refused is not None and error is not None and self._on_end is not None:
-            self._on_end = None
+        if on_refused is not None and error is not None and self.silence():
             on_refused(error)
         return item

@@ -1,8 +1,8 @@
 """Authentication: asks who sends each request, as soon as its head is known.
 
-The servers of all carriers use this before they reserve memory, take a slot or read a body.  They
-choose it when a connection begins, so without it nothing is asked.  `http.authenticated`,
-`grpc.authenticated` and `stream.authenticated` refuse requests in the form of their carrier.
+The servers of all carriers use this before they reserve memory, take a slot or read a body, and
+refuse requests in the form of their carrier: `http.exchange`, `grpc.identification` and
+`stream.identification`.  Whether a connection asks is chosen when it begins.
 """
 
 import socket

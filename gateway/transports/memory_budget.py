@@ -23,7 +23,6 @@ import asyncio
 import sys
 from collections import deque
 from collections.abc import Callable
-from itertools import chain
 from typing import Any, Final, Protocol
 
 from gateway.concurrency.limiter import Limiter
@@ -257,26 +256,17 @@ class MemoryBudget(Limiter):
         if self._responses:
             self._evict_stalled(self._responses[0])
             self._unblock_responses(now)
-        waiter = self._next_waiter()
+        waiter = self.next_waiter()
         if waiter is not None:
             self._evict_stalled(waiter)
             if not waiter.future.done() and now - waiter.since >= _PATIENCE_S:
                 self._unblock(waiter)
         self._look_soon()
 
-    def _next_waiter(self) -> Waiter | None:
-        """Return the caller that is served next; None if nobody waits, or units will be lent."""
-        if self._is_lending:
-            return None
-        if self.waiting:
-            return self.waiting[0]
-        share = next(iter(self._borrowers), None)
-        return None if share is None else share.waiting[0]
-
     def _enqueue(self, waiter: Waiter) -> None:
         self._held_waiting += waiter.held
         super()._enqueue(waiter)
-        if not waiter.future.done() and not self._is_lending:
+        if not waiter.future.done() and self.next_waiter() is not None:
             self._evict_stalled(waiter)
             self._look_soon()
 
@@ -332,8 +322,7 @@ class MemoryBudget(Limiter):
                     each.give_way()
                     return
         if self.limit - self._held_waiting < waiter.size:
-            callers = [*self.waiting, *chain(*(share.waiting for share in self._borrowers))]
-            holders = [each for each in reversed(callers) if each.held]
+            holders = [each for each in reversed(self.waiters()) if each.held]
             super()._expire(max(holders, key=lambda each: each.since, default=waiter))
 
     def _unblock_responses(self, now: float) -> None:

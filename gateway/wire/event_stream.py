@@ -10,7 +10,7 @@ from typing import Final
 
 from gateway.ir.limits import MessageLimits
 from gateway.wire.http import Headers, HttpResponse
-from gateway.wire.response_parts import PartsSplitter
+from gateway.wire.response_parts import HeldParts
 
 _OK: Final = 200
 _JSON_HEADERS: Final = Headers((("Content-Type", "application/json"),))
@@ -32,7 +32,7 @@ class Event(HttpResponse, frozen=True, kw_only=True):
     whole: HttpResponse
 
 
-class EventSplitter(PartsSplitter):
+class EventSplitter:
     """Cuts an upstream's events out of the parts of its response; each is a response of its own.
 
     Args:
@@ -41,7 +41,7 @@ class EventSplitter(PartsSplitter):
     """
 
     def __init__(self, limits: MessageLimits, *, has_comments: bool = False) -> None:
-        super().__init__(limits, "an event")
+        self._held = HeldParts(limits, "an event")
         self._has_comments = has_comments
         self._searched = 0
         self._headers = Headers()
@@ -56,9 +56,9 @@ class EventSplitter(PartsSplitter):
             TooLarge: An event exceeds the limit.
         """
         if is_json(part) or (part.status != _OK and not is_event_stream(part)):
-            return self._fail(part)
+            return self._held.fail(part)
         self._headers = part.headers
-        held = self._held
+        held = self._held.data
         held += part.view
         found: list[HttpResponse] = []
         while (end := _END.search(held, self._searched)) is not None:
@@ -66,7 +66,7 @@ class EventSplitter(PartsSplitter):
             del held[: end.end()]
             self._searched = 0
         self._searched = max(0, len(held) - _LONGEST_END)
-        self._check_held()
+        self._held.check()
         return found
 
     def end(self) -> list[HttpResponse]:
@@ -75,9 +75,9 @@ class EventSplitter(PartsSplitter):
         Raises:
             MalformedMessage: The stream ends within a line that is no data.
         """
-        held = bytes(self._held)
-        last = [] if self._failed is not None else self._events(held, len(held))
-        return last or super().end()
+        held = bytes(self._held.data)
+        last = [] if self._held.is_failure else self._events(held, len(held))
+        return last or self._held.end()
 
     def _events(self, text: bytes, end: int) -> list[HttpResponse]:
         """Return the event that is the *text* up to *end*; none if it is only other fields."""

@@ -5,19 +5,27 @@ from gateway.ir.limits import MessageLimits
 from gateway.wire.http import HttpResponse
 
 
-class PartsSplitter:
-    """Base of what cuts the parts of one streamed response into messages.
+class HeldParts:
+    """What has arrived of a message of a streamed response, or of a response that is no stream.
 
     Args:
         limits: `json_bytes` is the limit on one message.
         kind: What a message is called in errors, with its article: "an event".
+
+    Attributes:
+        data: The bytes; a splitter appends those of each part, and removes complete messages.
     """
 
     def __init__(self, limits: MessageLimits, kind: str) -> None:
         self._most = limits.json_bytes
         self._kind = kind
-        self._held = bytearray()
         self._failed: HttpResponse | None = None
+        self.data = bytearray()
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether the response is a failure, and no stream."""
+        return self._failed is not None
 
     def end(self) -> list[HttpResponse]:
         """Return the response that was not a stream; none for a stream.
@@ -26,24 +34,24 @@ class PartsSplitter:
             MalformedMessage: The stream ends within a message.
         """
         if self._failed is not None:
-            return [HttpResponse(self._failed.status, self._failed.headers, (bytes(self._held),))]
-        if self._held.strip():
+            return [HttpResponse(self._failed.status, self._failed.headers, (bytes(self.data),))]
+        if self.data.strip():
             raise MalformedMessage(
-                f"stream ended after {len(self._held)} bytes of {self._kind}, which begins with "
-                f"{bytes(self._held[:16])!r}"
+                f"stream ended after {len(self.data)} bytes of {self._kind}, which begins with "
+                f"{bytes(self.data[:16])!r}"
             )
         return []
 
-    def _fail(self, part: HttpResponse) -> list[HttpResponse]:
+    def fail(self, part: HttpResponse) -> list[HttpResponse]:
         """Keep a part of a failure that is no stream; it is returned at its end."""
         self._failed = part
-        self._held += part.view
-        self._check_held()
+        self.data += part.view
+        self.check()
         return []
 
-    def _check_held(self) -> None:
+    def check(self) -> None:
         """Raise TooLarge if the message exceeds the limit."""
-        if len(self._held) > self._most:
+        if len(self.data) > self._most:
             raise TooLarge(
                 f"the upstream streams {self._kind} of over {self._most} bytes, which is the limit",
                 limit="json_bytes",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import aiohttp
@@ -84,6 +85,21 @@ async def test_a_preflight_has_its_response_for_each_path(transport: str) -> Non
                     assert status == response.status
         async with session.options(url, headers={"Origin": PAGE}) as response:
             assert 404 == response.status
+
+
+@TRANSPORTS
+async def test_a_preflight_does_not_wait_for_a_body(transport: str) -> None:
+    """Browsers send none; after a part of one, the connection ends with the response."""
+    fields = "".join(f"{name}: {value}\r\n" for name, value in PREFLIGHT.items())
+    head = f"OPTIONS /v2/health/live HTTP/1.1\r\nHost: x\r\n{fields}Content-Length: 9\r\n\r\n"
+    async with running(config(transport)) as gateway:
+        host, port = gateway.addresses["main.http"].rsplit(":", 1)
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(head.encode() + b"part")
+        response = await asyncio.wait_for(reader.read(), 10)
+        writer.close()
+    assert response.startswith(b"HTTP/1.1 204 ")
+    assert b"connection: close" in response.lower()
 
 
 @TRANSPORTS

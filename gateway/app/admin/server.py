@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -171,11 +172,9 @@ class PagesServer(HttpServer):
         self._replaces = reuse_port
         self._audit = audit
 
-    async def start(self) -> None:
-        """Listen. Raises OSError if the address is in use or invalid."""
-        if self._file is not None:
-            self._sock = self._file.bind(replaces=self._replaces)
-        await super().start()
+    def bind(self) -> socket.socket | None:
+        """Return a unix socket, if the address is the path of one. Raises OSError."""
+        return None if self._file is None else self._file.bind(replaces=self._replaces)
 
     def reopen_logs(self) -> None:
         """Open the file of the audit log again, as after logrotate."""

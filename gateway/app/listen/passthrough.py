@@ -120,7 +120,7 @@ class ObservedPassthrough(Passthrough):
         answered: list[HttpResponse] = []
         try:
             self._check(wire.client)
-            sent = _with_own(wire, request_id, self._client)
+            sent = _with_own(wire, request_id, self.client)
             async with aclosing(send(sent)) as answers:
                 async for answer in answers:
                     self._bytes.count(response=answer)

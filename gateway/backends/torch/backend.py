@@ -124,7 +124,7 @@ class TorchBackend(FileBackend):
         torch = self._torch = self._import_torch()
         try:
             self._device = device_of(torch, self._options.device)
-            program = open_program(torch, self._path, kind_of(self._path), self._device)
+            program = open_program(torch, self.path, kind_of(self.path), self._device)
             self._check_state(program)
             self._resolved_metadata = self._describe(program)
             self._program_names = match_inputs(program, self._resolved_metadata.inputs)
@@ -139,7 +139,7 @@ class TorchBackend(FileBackend):
         log.info(
             "model loaded",
             model=str(self.model),
-            file=str(self._path),
+            file=str(self.path),
             kind=program.kind.value,
             device=str(self._device),
         )

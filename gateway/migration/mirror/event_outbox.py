@@ -74,7 +74,7 @@ class EventOutbox(PacketSender):
     def change(self, sinks: Iterable[ServingSink]) -> None:
         """Send to these sinks from now on."""
         self._in_force = tuple(sinks)
-        if self._loop is not None:
+        if self.is_started:
             self._announce()
 
     def put(self, record: RecordedCall, call: ChosenCall) -> bool:
@@ -133,7 +133,7 @@ class EventOutbox(PacketSender):
 
     async def close(self, timeout_s: float) -> None:
         """Wait for results, and drop what then has none; idempotent."""
-        if self._loop is None:
+        if not self.is_started:
             return
         self._is_closing = True
         self._all_resolved = asyncio.Event()
@@ -162,7 +162,7 @@ class EventOutbox(PacketSender):
         results = decode_results(packet)
         if not results.epoch:  # a new process: what the old one had is lost
             self._announce()
-        elif results.epoch == self._epoch:
+        elif results.epoch == self.epoch:
             self._apply(results)
 
     def _apply(self, results: EventResults) -> None:

@@ -110,7 +110,7 @@ class Outbox(PacketSender):
         options = self._sampler.options
         if self.stopped:
             self.drop("stopped")
-        elif len(self._writer) >= options.outbox_calls or self.used_bytes >= options.outbox_bytes:
+        elif self.waiting >= options.outbox_calls or self.used_bytes >= options.outbox_bytes:
             self.drop("queue")
         else:
             return True
@@ -145,12 +145,12 @@ class Outbox(PacketSender):
     def _send_flush(self) -> None:
         """Send a message without a call, which has everything before it confirmed."""
         self._send(self._encode(None))
-        self._flushes.add(self._numbers)
+        self._flushes.add(self.last_number)
         self._schedule()
 
     async def close(self, timeout_s: float) -> None:
         """Wait until everything is written, and stop; what then has no result is dropped."""
-        if self._loop is None:
+        if not self.is_started:
             return
         self._all_confirmed = asyncio.Event()
         self._send_flush()
@@ -160,13 +160,13 @@ class Outbox(PacketSender):
         except TimeoutError:
             log.warning("calls not recorded", reason="the shadow process did not confirm them")
         self._stop()
-        self._resolve(Confirmation(self._epoch, self._numbers))
+        self._resolve(Confirmation(self.epoch, self.last_number))
 
     def _on_packet(self, packet: bytes) -> None:
         confirmation = decode_confirmation(packet)
         if not confirmation.epoch:  # a new process: what the old one had read is lost
             self._send_flush()
-        elif confirmation.epoch == self._epoch:
+        elif confirmation.epoch == self.epoch:
             self._resolve(confirmation)
 
     def _resolve(self, confirmation: Confirmation) -> None:
@@ -185,5 +185,5 @@ class Outbox(PacketSender):
         if lost > 0:
             self.drop("shadow_down", lost)
         self.stopped = confirmation.stopped
-        if self._all_confirmed is not None and self._confirmed == self._numbers:
+        if self._all_confirmed is not None and self._confirmed == self.last_number:
             self._all_confirmed.set()

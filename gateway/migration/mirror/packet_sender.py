@@ -26,18 +26,30 @@ class PacketSender(ABC):
 
     Attributes:
         used_bytes: Bytes that wait for the socket.
+        epoch: Names this sender in what the shadow process reports: an earlier one used the socket.
+        last_number: Number of the last message that was queued; messages are numbered from 1.
     """
 
     def __init__(self, sock: socket.socket, gather_s: float) -> None:
         self._sock = sock
         self._gather_s = gather_s
-        self._epoch = int.from_bytes(os.urandom(4), "big") | 1
-        self._writer = PacketWriter(self._epoch)
-        self._numbers = 0
+        self.epoch = int.from_bytes(os.urandom(4), "big") | 1
+        self._writer = PacketWriter(self.epoch)
+        self.last_number = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_scheduled = self._is_waiting = False
         self._gathering: asyncio.TimerHandle | None = None
         self.used_bytes = 0
+
+    @property
+    def is_started(self) -> bool:
+        """Whether it sends and receives."""
+        return self._loop is not None
+
+    @property
+    def waiting(self) -> int:
+        """Messages that wait for the socket."""
+        return len(self._writer)
 
     def start(self) -> None:
         """Begin to send and to receive, on the running event loop."""
@@ -51,8 +63,8 @@ class PacketSender(ABC):
 
     def _queue(self, buffers: Sequence[bytes]) -> None:
         """Send a message soon. Its buffers are not copied."""
-        self._numbers += 1
-        self.used_bytes += self._writer.put(self._numbers, buffers)
+        self.last_number += 1
+        self.used_bytes += self._writer.put(self.last_number, buffers)
         if self.used_bytes >= PACKET_BYTES or not self._gather_s:
             self._schedule()
         elif self._gathering is None and self._loop is not None:

@@ -152,7 +152,7 @@ class ConcurrencyLimit(Limiter):
         self.release()
 
 
-class QueueBound(CallQueue):
+class QueueBound:
     """The wait of one call in a queue of its route, which the timeout of the route bounds, too.
 
     Args:
@@ -165,7 +165,7 @@ class QueueBound(CallQueue):
         now: The time, on the clock of the deadline of *call*.
     """
 
-    __slots__ = ("_call", "_key", "_now", "_timeout")
+    __slots__ = ("_call", "_key", "_now", "_queue", "_timeout", "_wait_s", "_what")
 
     def __init__(
         self,
@@ -179,7 +179,11 @@ class QueueBound(CallQueue):
     ) -> None:
         timeout_us = None if request is None else request.timeout_us
         left_s = timeout.queue_s(call, now)
-        super().__init__(what, call.model, timeout_us=timeout_us, longest_s=wait_s, left_s=left_s)
+        self._queue = CallQueue(
+            what, call.model, timeout_us=timeout_us, longest_s=wait_s, left_s=left_s
+        )
+        self._what = what
+        self._wait_s = wait_s
         self._key = key
         self._call = call
         self._timeout = timeout
@@ -206,17 +210,17 @@ class QueueBound(CallQueue):
         what, model = self._what[2:], self._call.model
 
         def too_long() -> Overloaded:
-            text = f"no {what} within {self._longest_s:g} s: {why()} "
+            text = f"no {what} within {self._wait_s:g} s: {why()} "
             keys = f"({self._key}, policies.queue_wait)"
             return Overloaded(text + keys, model=model, limit="queue_wait")
 
         def too_late() -> DeadlineExceeded:
             requested = self._call.context.deadline
-            cut = self._timeout.cut(requested, self._now + (self.seconds or 0.0))
+            cut = self._timeout.cut(requested, self._now + (self._queue.seconds or 0.0))
             text = f"no {what} {cut or 'before the deadline'}: {why()} ({self._key})"
             return DeadlineExceeded(text, model=model, limit="queue")
 
-        await self.acquire(
+        await self._queue.acquire(
             limiter, share, full=full, late=late, too_long=too_long, too_late=too_late
         )
 

@@ -19,7 +19,7 @@ from gateway.transports.connection_count import ConnectionCount
 from gateway.transports.contract import GrpcMount, MemoryBudget, ServerLimits
 from gateway.transports.grpc.address import bound_address, host_and_port, require_free
 from gateway.transports.grpc.admission import CallAdmission
-from gateway.transports.grpc.authenticated import AuthenticatedGrpcConnection
+from gateway.transports.grpc.identification import CallIdentification
 from gateway.transports.grpc.method import Method
 from gateway.transports.grpc.server_connection import GrpcServerConnection, OpenConnections
 from gateway.transports.grpc.states import IDLE
@@ -81,7 +81,6 @@ class GrpcServer:
         inherited: Sequence[socket.socket] = (),
     ) -> None:
         self._address = address
-        self._authentication = authentication
         self._inherited = inherited
         self._http = http
         self._reuse_port = reuse_port
@@ -97,6 +96,9 @@ class GrpcServer:
         short = replace(limits, message_bytes=min(limits.message_bytes, _EXTRA_MESSAGE_BYTES))
         self._mount(extras, free, short)
         self._mount(mounts, self._admission, limits)
+        self._identify: CallIdentification | None = None
+        if authentication is not None:
+            self._identify = CallIdentification(self._methods, authentication)
         self._open = OpenConnections(
             count or ConnectionCount(limits.connections, limits.connections_per_address)
         )
@@ -151,14 +153,20 @@ class GrpcServer:
     def connection(self) -> GrpcServerConnection:
         """Return the protocol of an accepted connection, before `connection_made`."""
         age_s = self._limits.connection_age_s * random.uniform(1 - _JITTER, 1 + _JITTER)  # noqa: S311
-        state = (self._limits, self._open, self._admission, self._on_reject, age_s, self._http)
-        if self._authentication is None:
-            return GrpcServerConnection(self._methods, *state)
-        return AuthenticatedGrpcConnection(self._methods, self._authentication, *state)
+        return GrpcServerConnection(
+            self._methods,
+            self._limits,
+            self._open,
+            self._admission,
+            self._on_reject,
+            age_s,
+            http=self._http,
+            identify=self._identify,
+        )
 
     def authenticate(self, authentication: Authentication) -> None:
         """Ask *authentication* who sends each call from now on; drain earlier connections."""
-        self._authentication = authentication
+        self._identify = CallIdentification(self._methods, authentication)
         for connection in list(self._open.members):
             connection.announce_close()
 

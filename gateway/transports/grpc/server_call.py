@@ -6,7 +6,7 @@ client does not read is charged to the memory budget.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from time import monotonic, monotonic_ns
 from typing import Any, Final
@@ -17,6 +17,7 @@ from gateway.accelerator import accelerated
 from gateway.concurrency.limiter import CLIENT_MEMORY
 from gateway.concurrency.timeouts import TimerStep
 from gateway.ir import errors
+from gateway.ir.context import Client
 from gateway.transports.contract import is_probe
 from gateway.transports.grpc.admission import GrpcSessionLimits, Slot
 from gateway.transports.grpc.compression import decompress_message
@@ -69,6 +70,10 @@ _OK: Final = GrpcStatus.OK
 _GRACE_S: Final = 0.01
 
 
+AskClient = Callable[[], Client | Awaitable[Client]]
+"""Asks again for the client of a call. Raises GatewayError."""
+
+
 class ServerCall:
     """A call of a server.
 
@@ -77,12 +82,16 @@ class ServerCall:
         stream: Its stream.
         head: Its header fields.
         method: Its method, with the frontend and the limits.
+        client: Its client, where clients are asked for.
+        ask_client: Asks for it again, with each further message.
 
     Attributes:
         task: Runs the call; None until the request is complete.
     """
 
     __slots__ = (
+        "_ask_client",
+        "_client",
         "_connection",
         "_deadline",
         "_final_response",
@@ -103,11 +112,15 @@ class ServerCall:
         stream: Http2Stream,
         head: GrpcRequestHead,
         method: Method,
+        client: Client | None = None,
+        ask_client: AskClient | None = None,
     ) -> None:
         self._connection = connection
         self._stream = stream
         self._head = head
         self._method = method
+        self._client = client
+        self._ask_client = ask_client
         # None for most calls, whose only message arrives in one piece.
         self._incoming: RequestMessages | None = None
         self._started_at = monotonic()
@@ -251,9 +264,15 @@ class ServerCall:
 
     async def _read(self) -> AsyncGenerator[GrpcRequest, None]:
         """Yield the messages of a bidirectional stream."""
+        ask_client = None  # the client of the first message is known
         async with aclosing(self._receiving().read()) as messages:
             async for message in messages:
-                yield self._wire_request(await self._plain(message), message)
+                view = await self._plain(message)
+                if ask_client is not None:
+                    found = ask_client()
+                    self._client = found if isinstance(found, Client) else await found
+                ask_client = self._ask_client
+                yield self._wire_request(view, message)
 
     async def _plain(self, message: GrpcMessage) -> memoryview:
         """Return the decompressed bytes of a message."""
@@ -267,9 +286,11 @@ class ServerCall:
         elements = None
         if message is not None and message.coding is not None:
             elements = self._method.limits.decompressed_elements + len(message.view)
-        metadata, caller = self._head.metadata, self._connection.client.caller
-        # Equal heads are read once, and so is their client.
-        client = caller.last if caller.fields is metadata else caller.client(metadata)
+        metadata, client = self._head.metadata, self._client
+        if client is None:
+            # Equal heads are read once, and so is their client.
+            caller = self._connection.client.caller
+            client = caller.last if caller.fields is metadata else caller.client(metadata)
         return GrpcRequest(
             self._method.path, (view,), metadata, self._deadline, None, elements, client
         )
@@ -464,8 +485,8 @@ class ServerCall:
 
     def _reject(self, error: errors.GatewayError) -> GrpcResponse:
         """Return *error* as a response, and report it with all that is known of the request."""
-        metadata = self._head.metadata
-        error.client = self._connection.client.caller.client(metadata)
+        metadata, client = self._head.metadata, self._client
+        error.client = self._connection.client.caller.client(metadata) if client is None else client
         error.metadata = text_metadata(metadata)
         error.request_id = error.request_id or metadata_request_id(metadata)
         return self._method.frontend.reject(error)

@@ -7,9 +7,9 @@ from time import monotonic
 from typing import Final
 
 from gateway.accelerator import accelerated
-from gateway.api.access import Peer
-from gateway.ir.context import REQUEST_ID
+from gateway.ir.context import REQUEST_ID, Client
 from gateway.ir.errors import GatewayError, InvalidRequest
+from gateway.transports.authentication import peer_of
 from gateway.transports.callers import IdentifiedCaller
 from gateway.transports.client_shares import NO_CLIENT_SHARES, ClientShares, client_shares
 from gateway.transports.connection_count import (
@@ -110,6 +110,10 @@ class OpenConnections:
         self.is_closed = False
 
 
+Identify = Callable[["GrpcServerConnection", Http2Stream, GrpcRequestHead, memoryview | None], None]
+"""Asks who sends a call, and begins or refuses it; see `identification`."""
+
+
 class GrpcServerConnection(Http2Protocol):
     """A connection of a listener.
 
@@ -121,6 +125,7 @@ class GrpcServerConnection(Http2Protocol):
         on_reject: Called for each rejection.
         age_s: The age at which it is replaced.
         http: Handles requests that are not gRPC calls; None to reject them.
+        identify: Asks who sends each call, and begins it; None if nobody asks.
 
     Attributes:
         client: What its client has of the slots and the memory.
@@ -135,6 +140,7 @@ class GrpcServerConnection(Http2Protocol):
         "_born",
         "_http",
         "_http_client",
+        "_identify",
         "_idle_since",
         "_last_chance",
         "_last_seen",
@@ -144,13 +150,14 @@ class GrpcServerConnection(Http2Protocol):
         "_open",
         "_reading_since",
         "_refilled",
+        "_serves_methods",
         "_unsent",
         "client",
         "idle_until",
         "state",
     )
 
-    def __init__(  # all of the listener
+    def __init__(  # noqa: PLR0913  # all of the listener
         self,
         methods: Mapping[str, Method],
         limits: ServerLimits,
@@ -158,10 +165,15 @@ class GrpcServerConnection(Http2Protocol):
         admission: CallAdmission,
         on_reject: Callable[[GatewayError], str | None],
         age_s: float,
+        *,
         http: ListenerState | None = None,
+        identify: Identify | None = None,
     ) -> None:
         super().__init__()
-        self._methods = methods
+        # Those whose calls begin at once: each call of a server that asks goes to `_serve_other`.
+        self._methods = methods if identify is None else {}
+        self._identify = identify
+        self._serves_methods = bool(methods)
         self._limits = limits
         self._open = open_connections
         self._admission = admission
@@ -210,15 +222,10 @@ class GrpcServerConnection(Http2Protocol):
         self._open.count.enter(address)
         self._open.members.add(self)
         self._open.active.add(self)
-        admission = self._admission
-        self.client = client_shares(address, admission, admission.budget, self._peer(transport))
+        admission, peer = self._admission, None if self._identify is None else peer_of(transport)
+        self.client = client_shares(address, admission, admission.budget, peer)
         self._unsent = Reservation(admission.budget, 0, self.client.memory)
         super().connection_made(transport)
-
-    @staticmethod
-    def _peer(_transport: asyncio.BaseTransport) -> Peer | None:
-        """Return the far end of the connection, if its calls name their clients."""
-        return None
 
     def connection_lost(self, _error: BaseException | None) -> None:
         """Cancel the calls in progress."""
@@ -328,10 +335,6 @@ class GrpcServerConnection(Http2Protocol):
         error.client = self.client.caller.client()
         self._on_reject(error)
 
-    @property
-    def _serves_methods(self) -> bool:
-        return bool(self._methods)
-
     # -- plain requests
 
     @property
@@ -356,10 +359,16 @@ class GrpcServerConnection(Http2Protocol):
             self.close_when_idle()
 
     def _serve_other(self, stream: Http2Stream, head: RequestHead, body: memoryview | None) -> None:
-        """Start a plain request, or reject a call by its head; *body* is None if incomplete."""
+        """Start a plain request, or a call whose client is asked for; or reject a call by its head.
+
+        *body* is None if it has not arrived.
+        """
         http = self._http
         if isinstance(head, GrpcRequestHead):
-            self._turn_away(stream, head)
+            if self._identify is None:
+                self.turn_away(stream, head)
+            else:
+                self._identify(self, stream, head, body)
         elif http is None:
             self.core.refuse(
                 stream, frames.PROTOCOL_ERROR
@@ -369,7 +378,18 @@ class GrpcServerConnection(Http2Protocol):
         else:
             stream.owner = HttpStream(self, stream, head, http, body)
 
-    def _turn_away(self, stream: Http2Stream, head: GrpcRequestHead) -> None:
+    # -- calls that are not served
+
+    def turn_away(
+        self, stream: Http2Stream, head: GrpcRequestHead, client: Client | None = None
+    ) -> None:
+        """End a call that its head rules out: its method, its metadata, or that it is none.
+
+        Args:
+            stream: Its stream.
+            head: Its header fields.
+            client: Who sends it, where clients are asked for.
+        """
         status, details, http = GrpcStatus.UNIMPLEMENTED, _UNSERVED, 200
         if not self._serves_methods:
             details = _NO_GRPC
@@ -379,15 +399,22 @@ class GrpcServerConnection(Http2Protocol):
             status = GrpcStatus.RESOURCE_EXHAUSTED
             details = f"the metadata is too large, at most {head.oversized} bytes are allowed"
         error = InvalidRequest(details, limit="grpc_metadata_bytes" if head.oversized else None)
-        error.client = self.client.caller.client(head.metadata)
+        error.client = self.client.caller.client(head.metadata) if client is None else client
         error.metadata = text_metadata(head.metadata)
         error.request_id = metadata_request_id(head.metadata)
+        self.reject(stream, error, status, http)
+
+    def reject(
+        self, stream: Http2Stream, error: GatewayError, status: GrpcStatus, http_status: int = 200
+    ) -> None:
+        """Report a call that reaches no frontend, and end it with *status*."""
         error.wire_status = status
         request_id = self._on_reject(error)
         metadata = ((REQUEST_ID, request_id),) if request_id else ()
-        self._end_unserved(stream, trailers_only_block(status, details, metadata, http_status=http))
+        block = trailers_only_block(status, error.message, metadata, http_status=http_status)
+        self.end_unserved(stream, block)
 
-    def _end_unserved(self, stream: Http2Stream, block: bytes) -> None:
+    def end_unserved(self, stream: Http2Stream, block: bytes) -> None:
         """End a call with the trailers in *block*, whatever is left of its request."""
         self.core.flood_budget.charge(UNSERVED_COST)
         self.core.writer.head(stream, block, end=True)

@@ -4,6 +4,9 @@ It checks the head, reads the body, calls the frontend and sends the response.  
 body are reserved while it arrives and until the service has replied; those of the response until
 they are sent.  A slot is acquired when the body is complete and released when the service has
 replied, so neither slow senders nor slow readers hold one.
+
+The steps are: preflight and identify, where the listener has them (`_receive_guarded`); receive and
+admit, in one step if all has arrived (`_try_immediate`); handle; write.
 """
 
 import asyncio
@@ -13,12 +16,17 @@ from contextlib import aclosing
 from functools import partial
 from typing import Any
 
+from msgspec.structs import replace  # noqa: TID251  # of messages, not of calls
+
 from gateway.accelerator import accelerated
 from gateway.concurrency.limiter import WAITED_S, waited_s
 from gateway.ir import errors
-from gateway.transports.authentication import challenge
+from gateway.ir.context import Client
+from gateway.transports.authentication import MAX_DRAINED_BYTES, challenge
+from gateway.transports.callers import IdentifiedCaller
 from gateway.transports.contract import HttpAsk, HttpFrontend, is_probe
 from gateway.transports.http.content_coding import ACCEPTED, coding_of, compress
+from gateway.transports.http.cors import CorsRules, is_preflight
 from gateway.transports.http.cut_through import OpenBodyStream, early_dispatch_bytes, whole_of
 from gateway.transports.http.faults import HttpError, text_response
 from gateway.transports.http.interfaces import HttpConnection, ListenerState, RequestReader
@@ -32,6 +40,7 @@ from gateway.transports.http.response_writer import (
     write_stream_head,
 )
 from gateway.transports.http.states import OPEN
+from gateway.transports.memory_budget import UNLIMITED
 from gateway.transports.net.write_drain import SlowReaderError, drain_writes
 from gateway.transports.read_ahead import ReadAhead
 from gateway.transports.reservation import (
@@ -49,6 +58,7 @@ from gateway.wire.http import (
     HttpRequest,
     HttpResponse,
     size_of,
+    with_headers,
 )
 from gateway.wire.request_id import header_request_id
 
@@ -66,6 +76,7 @@ class Exchange:
     __slots__ = (
         "_arrival",
         "_body",
+        "_client",
         "_connection",
         "_deadline",
         "_elements",
@@ -116,6 +127,7 @@ class Exchange:
         self._elements: int | None = None
         self._fault: HttpError | None = None
         self._is_cancelled = False
+        self._client: Client | None = None  # only where clients are asked for
 
     async def run(self) -> bool:  # noqa: C901, PLR0912, PLR0915  # one frame
         """Handle the request; return whether the connection may carry another one."""
@@ -124,7 +136,10 @@ class Exchange:
         connection.cancel_exchange = self._cancel
         try:
             # Written out: each frame that a request waits in is gone through twice.
-            wire = self._try_immediate() or await self._receive()
+            if listener.is_plain:
+                wire = self._try_immediate() or await self._receive()
+            else:
+                wire = await self._receive_guarded()
             if wire is not None:
                 response: HttpResponse | None = None
                 try:
@@ -213,6 +228,77 @@ class Exchange:
         self._is_cancelled = True
         if self._task is not None:
             self._task.cancel()
+
+    # -- steps before a request is received, which only some listeners have
+
+    async def _receive_guarded(self) -> HttpRequest | None:
+        """Return a request whose client is known; None if it was a preflight, or is rejected.
+
+        The client is asked for before memory is reserved or a body is read.
+        """
+        listener, caller = self._listener, self._connection.client.caller
+        head = self._head = self._incoming.head(listener.limits)
+        if listener.cors is not None and is_preflight(head.method, head.headers):
+            wire = HttpRequest(head.method, head.path, head.query, head.headers)
+            await self._send(await listener.cors.preflight(wire))
+            return None
+        authentication = listener.authentication
+        # A connection that was accepted before the listener asked for clients is drained.
+        if authentication is None or not isinstance(caller, IdentifiedCaller):
+            return self._try_immediate() or await self._receive()
+        try:
+            found = authentication.client(caller, head.headers, head.path)
+            client = self._client = found if isinstance(found, Client) else await found
+        except errors.GatewayError as error:
+            await self._deny(head, error)
+            return None
+        received = self._try_immediate() or await self._receive()
+        if received is None:
+            return None
+        headers = authentication.visible(caller, head.headers)
+        # Another request of the connection may have named another client meanwhile.
+        if headers is head.headers and received.client is client:
+            return received
+        return replace(received, headers=headers, client=client)
+
+    async def _deny(self, head: Head, error: errors.GatewayError) -> None:
+        """Send *error* to a client that may not send the request."""
+        error.__traceback__ = None
+        await self._drain_small_body(head)
+        try:
+            self._frontend, _ = self._listener.handler_of(head.path)
+        except HttpError:  # nothing serves the path
+            status = HTTP_STATUS[error.code]
+            response = text_response(status, error.message, self._report(error, status))
+            await self._send(with_headers(response, self._hints(error)))
+        else:
+            wire = HttpRequest(head.method, head.path, head.query, self._visible())
+            self._frontend.note_request(wire, error)
+            await self._refuse(error)
+
+    async def _drain_small_body(self, head: Head) -> None:
+        """Read the rest of a small body, which keeps the connection; a larger one is not read."""
+        incoming = self._incoming
+        is_small = not head.has_expectation and 0 < (head.length or 0) <= MAX_DRAINED_BYTES
+        if incoming.is_complete or not is_small:
+            return
+        held = Reservation(UNLIMITED, None)  # of a client that may have none of the budget
+        try:
+            await incoming.body(head.length, self._listener.limits, held)
+        except errors.GatewayError:
+            self._should_close = True  # its framing is broken, and nobody needs it
+        finally:
+            held.close()
+
+    def _visible(self) -> Headers:
+        """Return the headers, without credentials where clients are asked for them."""
+        if self._head is None:
+            return NO_HEADERS
+        headers, caller = self._head.headers, self._connection.client.caller
+        authentication = self._listener.authentication
+        if authentication is None or not isinstance(caller, IdentifiedCaller):
+            return headers
+        return authentication.visible(caller, headers)
 
     # -- the request
 
@@ -425,6 +511,8 @@ class Exchange:
         transport = connection.transport
         if transport is None:
             raise ConnectionResetError("the client has left")
+        if self._listener.cors is not None:
+            response = self._shared(self._listener.cors, response)
         close = self._should_close or (connection.state is not OPEN and connection.must_close)
         unread = not incoming.is_complete
         if unread:
@@ -524,9 +612,16 @@ class Exchange:
             return
         self._should_close |= self._connection.must_close or self._incoming.version < (1, 1)
         self._connection.is_head_sent = True
-        version = self._incoming.version
-        self.write_stream_head(transport, first, keep=not self._should_close, version=version)
+        version, cors = self._incoming.version, self._listener.cors
+        head = first if cors is None else self._shared(cors, first)
+        self.write_stream_head(transport, head, keep=not self._should_close, version=version)
         self._write_part(first)
+
+    def _shared(self, cors: CorsRules, response: HttpResponse) -> HttpResponse:
+        """Return *response* as pages of other origins may read it."""
+        return cors.shared(
+            response, None if self._head is None else self._head.headers.get("origin")
+        )
 
     def _write_part(self, part: HttpResponse) -> None:
         transport = self._connection.transport
@@ -594,9 +689,9 @@ class Exchange:
 
     def _identify(self, error: errors.GatewayError) -> None:
         """Add the client, the headers and the request id to *error*, as far as they are known."""
-        headers = NO_HEADERS if self._head is None else self._head.headers
-        error.client = self._connection.client.caller.client(headers)
-        error.metadata = headers.lowered
+        headers, client = NO_HEADERS if self._head is None else self._head.headers, self._client
+        error.client = self._connection.client.caller.client(headers) if client is None else client
+        error.metadata = self._visible().lowered
         error.request_id = header_request_id(headers)
 
 

@@ -181,13 +181,18 @@ class HttpListener(ABC):
         await self._http2.start()
         if not self._should_listen:
             return
-        if self._sock is None:
+        sock = self.bind()
+        if sock is None:
             self._servers = await listen(
                 *self._where, self._serve, reuse_port=self._reuse_port, inherited=self._inherited
             )
         else:
-            self._servers = [await self._serve(self._sock)]
+            self._servers = [await self._serve(sock)]
         self._address = address_of(self._servers[0].sockets[0])
+
+    def bind(self) -> socket.socket | None:
+        """Return the bound socket to listen on; None to bind *host* and *port*. Raises OSError."""
+        return self._sock
 
     async def _serve(self, sock: socket.socket) -> Listening:
         assert self._connections is not None  # noqa: S101  # `start` has made it

@@ -145,6 +145,9 @@ class Passthrough(HttpFrontend):
         client: The client of the upstream.
         rules: Which requests are allowed.
         forwarded: Whether to send the client's Host as X-Forwarded-Host.
+
+    Attributes:
+        client: Sends the requests that begin now; see `replace_client`.
     """
 
     def __init__(
@@ -154,17 +157,17 @@ class Passthrough(HttpFrontend):
         *,
         forwarded: bool = False,
     ) -> None:
-        self._client = client
+        self.client = client
         self._rules = rules
         self._is_forwarded = forwarded
 
     def replace_client(self, client: PassthroughClient) -> None:
         """Forward all requests that begin from now on over *client*."""
-        self._client = client
+        self.client = client
 
     def claims(self, wire: HttpRequest, /) -> bool:
         """Return whether the rules name the path of a POST, or the server is known to have it."""
-        return wire.method == "POST" and self._rules.names(wire.path, self._client.posts())
+        return wire.method == "POST" and self._rules.names(wire.path, self.client.posts())
 
     async def offer(
         self, wire: HttpRequest, /
@@ -191,11 +194,11 @@ class Passthrough(HttpFrontend):
         """
         latest = time.monotonic() + _PAGE_S
         deadline = latest if wire.deadline is None else min(wire.deadline, latest)
-        yield await self._response(self._client, wire, deadline)
+        yield await self._response(self.client, wire, deadline)
 
     async def __call__(self, wire: HttpRequest, /) -> AsyncGenerator[HttpResponse, None]:
         """Forward *wire* and yield the response; an event stream is forwarded in pieces."""
-        begun, client = False, self._client
+        begun, client = False, self.client
         refusal = self._rules.refuse(wire, client.posts())
         if refusal is not None:
             yield PassthroughRefusal(refusal.status, refusal.headers, refusal.body)

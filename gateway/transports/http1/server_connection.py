@@ -22,7 +22,7 @@ from gateway.transports.connection_count import (
     client_address,
     connection_refusal,
 )
-from gateway.transports.http.authenticated import http1_exchange
+from gateway.transports.http.exchange import Exchange
 from gateway.transports.http.faults import (
     HttpError,
     connection_refused_response,
@@ -426,7 +426,6 @@ class Http1ServerConnection(WritePause, asyncio.BufferedProtocol):
         """Handle one request after another."""
         listener, queue = self._server.listener, self._queue
         CLIENT_MEMORY.set(self.client.memory)
-        exchange = http1_exchange(listener, self.client)
         in_a_row = 0
         try:
             while True:
@@ -449,7 +448,7 @@ class Http1ServerConnection(WritePause, asyncio.BufferedProtocol):
                 self._current = request
                 if self._unparsed and self._reading is None:
                     self.resume_reading()
-                if not await exchange(listener, self, request, self._task).run():
+                if not await Exchange(listener, self, request, self._task).run():
                     break
                 self._current = None
                 del request  # a connection that waits for the next holds no body

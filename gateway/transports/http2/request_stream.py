@@ -19,7 +19,6 @@ from gateway.ir.context import REQUEST_ID
 from gateway.transports.client_shares import ClientShares
 from gateway.transports.contract import ServerLimits
 from gateway.transports.http import states
-from gateway.transports.http.authenticated import AuthenticatedExchange, is_authenticated
 from gateway.transports.http.cut_through import OnBodyError
 from gateway.transports.http.exchange import Exchange
 from gateway.transports.http.faults import HttpError, failure
@@ -32,7 +31,6 @@ from gateway.transports.http.request_body import (
     wait_for_body,
 )
 from gateway.transports.http.request_head import Head, Version
-from gateway.transports.http.shared_responses import SharedResponses
 from gateway.transports.http.states import HttpConnectionState
 from gateway.transports.http2 import frames
 from gateway.transports.http2.connection import Http2Connection
@@ -209,33 +207,6 @@ class Http2Exchange(Exchange):
     def write_continue(transport: StreamWriter) -> None:  # type: ignore[override]
         """Send "100 Continue" to a client that waits for it."""
         transport.head(_CONTINUE)
-
-
-class _SharedExchange(SharedResponses, Http2Exchange):
-    """One whose response web pages of other origins may read."""
-
-    __slots__ = ()
-
-
-class _AuthenticatedHttp2Exchange(AuthenticatedExchange, Http2Exchange):
-    """One whose client is asked for after the head."""
-
-    __slots__ = ()
-
-
-class _AuthenticatedSharedHttp2Exchange(AuthenticatedExchange, _SharedExchange):
-    """One of both."""
-
-    __slots__ = ()
-
-
-def _exchange(listener: ListenerState, client: ClientShares) -> type[Http2Exchange]:
-    """Return the class of the exchanges of a connection whose listener does more than answer."""
-    if not is_authenticated(listener, client):
-        return Http2Exchange if listener.cors is None else _SharedExchange
-    return (
-        _AuthenticatedHttp2Exchange if listener.cors is None else _AuthenticatedSharedHttp2Exchange
-    )
 
 
 class HttpStreamBody:
@@ -441,10 +412,7 @@ class HttpStream(HttpStreamBody):
         self._connection.on_http_begin()
         CLIENT_MEMORY.set(self.client.memory)
         try:
-            exchange = (
-                Http2Exchange if self._listener.is_plain else _exchange(self._listener, self.client)
-            )
-            await exchange(self._listener, self, self, self.task).run()
+            await Http2Exchange(self._listener, self, self, self.task).run()
         except asyncio.CancelledError:
             self.abort()
             raise

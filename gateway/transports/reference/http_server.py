@@ -19,7 +19,8 @@ from gateway.ir.errors import MalformedMessage
 from gateway.transports import authentication, client_shares, connection_count
 from gateway.transports.connection_count import ConnectionCount
 from gateway.transports.contract import ServerLimits
-from gateway.transports.http import authenticated, faults, request_body, request_head, states
+from gateway.transports.http import faults, request_body, request_head, states
+from gateway.transports.http.exchange import Exchange
 from gateway.transports.http.faults import failure
 from gateway.transports.http.interfaces import ListenerState
 from gateway.transports.http.listener import HttpListener
@@ -187,9 +188,8 @@ class _Connection(WritePause, asyncio.Protocol):
         self._has_more, self._request = False, request
         CLIENT_MEMORY.set(self.client.memory)
         listener, task = self._manager.listener, asyncio.current_task()
-        exchange = authenticated.http1_exchange(listener, self.client)
         try:
-            return _Written(keep=await exchange(listener, self, _Request(request), task).run())
+            return _Written(keep=await Exchange(listener, self, _Request(request), task).run())
         except Exception as error:  # noqa: BLE001  # a bug: aiohttp would respond in its own form
             response = failure(error)
             if not self.is_head_sent and self.transport is not None:

@@ -23,7 +23,6 @@ from gateway.transports.net.tls_files import Authorities, TlsContext
 from gateway.transports.net.tls_server import Listening, listening_server
 from gateway.transports.net.unix_socket import PREFIX, UnixSocket
 from gateway.transports.slots import request_slots
-from gateway.transports.stream.authenticated import AuthenticatedStreamConnection
 from gateway.transports.stream.listener import (
     ReadCredentials,
     StreamListenerState,
@@ -177,15 +176,10 @@ class StreamServer:
 
     def _connections(self, loop: asyncio.AbstractEventLoop) -> Callable[[], asyncio.Protocol]:
         """Return what makes the protocol of a new connection."""
-        stream = partial(self._connection, loop)
+        stream = partial(StreamConnection, self._listener, loop)
         if self._beside is None:
             return stream
         return partial(ProtocolSniffer, self._listener, self._beside, stream, loop)
-
-    def _connection(self, loop: asyncio.AbstractEventLoop) -> StreamConnection:
-        if self._listener.authentication is None:
-            return StreamConnection(self._listener, loop)
-        return AuthenticatedStreamConnection(self._listener, loop)
 
     def authenticate(self, authentication: Authentication) -> None:
         """Ask *authentication* who sends each frame from now on; drain earlier connections."""

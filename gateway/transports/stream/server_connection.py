@@ -8,7 +8,7 @@ listens.
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing
 from dataclasses import dataclass
 from time import monotonic
@@ -17,15 +17,18 @@ from typing import Any
 import structlog
 
 from gateway.concurrency.limiter import CLIENT_MEMORY, WAITED_S
+from gateway.ir.context import Client
 from gateway.ir.errors import (
     Cancelled,
     DeadlineExceeded,
     GatewayError,
     InvalidRequest,
     Overloaded,
+    Unauthenticated,
     Unavailable,
 )
-from gateway.transports.authentication import peer_of
+from gateway.transports.authentication import MAX_DRAINED_BYTES, peer_of
+from gateway.transports.callers import IdentifiedCaller
 from gateway.transports.client_shares import NO_CLIENT_SHARES, client_shares
 from gateway.transports.contract import is_probe
 from gateway.transports.net.sockets import has_unread, pause_until_drained
@@ -37,6 +40,7 @@ from gateway.transports.reservation import (
     Reservation,
     no_memory,
 )
+from gateway.transports.stream.identification import FrameIdentification
 from gateway.transports.stream.listener import StreamListenerState
 from gateway.transports.stream.liveness import LivenessMonitor
 from gateway.transports.stream.pacing import FrameTimeouts
@@ -87,6 +91,7 @@ class StreamConnection(asyncio.Protocol):
         self._transport: Any = None
         self._address: str | None = None
         self._client = NO_CLIENT_SHARES
+        self._identification: FrameIdentification | None = None  # only where clients are asked for
         self._partial = self._new_lease()
         self._queue: deque[PendingFrame] = deque()
         self._running: dict[asyncio.Task[None], PendingFrame] = {}
@@ -124,6 +129,8 @@ class StreamConnection(asyncio.Protocol):
         listener = self._listener
         peer = None if listener.authentication is None else peer_of(transport)
         self._client = client_shares(self._address, listener.slots, listener.budget, peer)
+        if isinstance(self._client.caller, IdentifiedCaller):
+            self._identification = FrameIdentification(listener, self._client.caller)
         self._partial = self._new_lease()
         pause_until_drained(transport)
         self._pace.opened()
@@ -205,13 +212,62 @@ class StreamConnection(asyncio.Protocol):
     def _hold(self) -> None:
         """Reserve memory for an incomplete frame, one step ahead."""
         wanted, held = self._framer.wanted, self._partial
-        if not wanted or self._room is not None:
+        if not wanted or self._room is not None or not self._is_client_known():
             return
         if not held.size_bytes:
             held.watch_progress(self._position, self._abort_stalled)
         more = held.step(self._framer.held, wanted)
         if more > 0 and not held.try_grow(more):
             self._room = self._loop.create_task(self._wait_for_room(more))
+
+    def _is_client_known(self) -> bool:
+        """Return whether the client of the incomplete frame may send it.
+
+        Where clients are asked for, it is as soon as the metadata of the frame has arrived.
+        """
+        identification = self._identification
+        if identification is None:
+            return True
+        result = identification.results.get(self._partial)
+        if result is None:
+            frame = self._framer.incomplete()
+            if frame is None:
+                return False
+            try:
+                found, _ = identification.ask(frame)
+            except GatewayError as error:
+                self._deny_partial(identification, frame, error)
+                return False
+            if not isinstance(found, Client):
+                waiting = self._wait_for_client(identification, frame, found)
+                self._room = self._loop.create_task(waiting)
+                return False
+            result = identification.results[self._partial] = found
+        return isinstance(result, Client)
+
+    async def _wait_for_client(
+        self, identification: FrameIdentification, frame: Frame, found: Awaitable[Client]
+    ) -> None:
+        try:
+            client = await found
+        except GatewayError as error:
+            self._room = None
+            self._deny_partial(identification, frame, error)
+        else:
+            self._room = None
+            identification.results[self._partial] = client
+            self._hold()
+        self._advance()
+
+    def _deny_partial(
+        self, identification: FrameIdentification, frame: Frame, error: GatewayError
+    ) -> None:
+        """Refuse a frame when it is complete; at once if that would take many bytes."""
+        identification.results[self._partial] = error.with_traceback(None)
+        if self._framer.wanted > MAX_DRAINED_BYTES:
+            self._queue.append(PendingFrame(frame, self._partial, is_late=False))
+            self._partial = self._new_lease()
+            self._end_reading(None)
 
     def _position(self) -> int:
         return self._framer.held
@@ -341,7 +397,9 @@ class StreamConnection(asyncio.Protocol):
         try:
             if pending.is_late:
                 await self._refuse(pending, _shutting_down())
-            else:
+            elif self._identification is None or await self._identify(
+                self._identification, pending
+            ):
                 await self._admit_and_ask(pending)
         except asyncio.CancelledError:
             if self._state is not GIVEN_UP or pending.is_answered:
@@ -349,6 +407,19 @@ class StreamConnection(asyncio.Protocol):
             if (task := asyncio.current_task()) is not None:
                 task.uncancel()
             await self._refuse(pending, _shutting_down())
+
+    async def _identify(self, identification: FrameIdentification, pending: PendingFrame) -> bool:
+        """Name the client of a complete frame; refuse it and return False if it may not send it."""
+        reservation = pending.reservation
+        try:
+            pending.frame = await identification.name_client(pending.frame, reservation)
+        except GatewayError as error:
+            reservation.close()
+            await self._refuse(pending, error)
+            if self._listener.closes_denied and isinstance(error, Unauthenticated):
+                self._end_reading(None)
+            return False
+        return True
 
     async def _admit_and_ask(self, pending: PendingFrame) -> None:
         slots, limits, client = self._listener.slots, self._listener.limits, self._client.slots

@@ -12,7 +12,7 @@ from typing import Final
 from gateway.ir.errors import MalformedMessage
 from gateway.ir.limits import MessageLimits
 from gateway.wire.http import Headers, HttpResponse
-from gateway.wire.response_parts import PartsSplitter
+from gateway.wire.response_parts import HeldParts
 
 JSON_PIECE: Final = Headers((("Content-Type", "application/json"),))
 BYTES_PIECE: Final = Headers((("Content-Type", "application/octet-stream"),))
@@ -23,7 +23,7 @@ _SPACE: Final = b" \t\r\n"
 _OPENING: Final = b"{["
 
 
-class JsonStreamSplitter(PartsSplitter):
+class JsonStreamSplitter:
     """Converts the parts of one streamed response into complete messages.
 
     Args:
@@ -31,7 +31,8 @@ class JsonStreamSplitter(PartsSplitter):
     """
 
     def __init__(self, limits: MessageLimits) -> None:
-        super().__init__(limits, "a message")
+        self._parts = HeldParts(limits, "a message")
+        self._held = self._parts.data
         self._at = 0
         self._depth = 0
         self._is_quoted = False
@@ -48,7 +49,7 @@ class JsonStreamSplitter(PartsSplitter):
             TooLarge: A value exceeds the limit.
         """
         if part.status != 200:  # noqa: PLR2004
-            return self._fail(part)
+            return self._parts.fail(part)
         data = bytes(part.view)
         if not self._held and not self._is_raw:
             stripped = data.lstrip(_SPACE)
@@ -65,8 +66,16 @@ class JsonStreamSplitter(PartsSplitter):
         found = []
         while (value := self._next()) is not None:
             found.append(HttpResponse(part.status, JSON_PIECE, (value,)))
-        self._check_held()
+        self._parts.check()
         return found
+
+    def end(self) -> list[HttpResponse]:
+        """Return the response that was not a stream; none for a stream.
+
+        Raises:
+            MalformedMessage: The stream ends within a message.
+        """
+        return self._parts.end()
 
     def _next(self) -> bytes | None:
         """Return the next complete value; None when it is incomplete."""

@@ -154,6 +154,9 @@ class HttpCodec(
             `nonfinite`: what JSON has for NaN and infinities (refuse, literal, null); without it,
             literal for replies of Triton, else refuse.
 
+    Attributes:
+        request_templates: What `decode_request` reads repeated requests with.
+
     Raises:
         ValueError: An option is wrong.
     """
@@ -179,7 +182,7 @@ class HttpCodec(
         self._inference_errors = error_form(checked.get("not_ready_status", INFERENCE_NOT_READY))
         # KServe fails on requests without an id.
         self._spare_id = "gateway" if self._dialect.needs_id else ""
-        self._requests = RequestTemplates(limits)
+        self.request_templates = RequestTemplates(limits)
         self._replies: ReplyTemplates = JsonTemplateCache("output", limits)
         self.calls = {
             InferRequest: Handling(self._write_infer, self._read_infer, self._write_reply),
@@ -236,9 +239,9 @@ class HttpCodec(
             return read_opaque(wire, self._limits)
         model = route.model
         if model is not None and route.action == "infer":
-            return decode_request(model, wire, self._requests, request_id)
+            return decode_request(model, wire, self.request_templates, request_id)
         if model is not None and route.call in (InferRequest, StreamInferRequest):
-            return decode_inference(route, model, wire, self._requests, request_id)
+            return decode_inference(route, model, wire, self.request_templates, request_id)
         if path == INDEX_PATH:
             require_enabled(route.call, self._extensions)
             ready_only = management.decode_index_request(wire, self._limits)
@@ -272,7 +275,9 @@ class HttpCodec(
         if route.model is None:
             return None
         try:
-            return decode_inference(route, route.model, wire, self._requests, request_id, server)
+            return decode_inference(
+                route, route.model, wire, self.request_templates, request_id, server
+            )
         except NeededWhole:
             return None
 

@@ -99,7 +99,7 @@ class ContainerCodec(HttpCodec):
             _check_method(wire, "GET", "HEAD")
             return ServerReadyRequest(about=_DEFAULT, context=context_of(wire, None))
         _check_method(wire, "POST")
-        call = decode_request(_DEFAULT, _with_length(wire), self._requests, request_id)
+        call = decode_request(_DEFAULT, _with_length(wire), self.request_templates, request_id)
         own = inference_id(wire.headers)
         if own and not call.context.request_id:
             call = call.with_context(request_id=own)

@@ -108,7 +108,7 @@ def read(reader: HttpCodec, wire: HttpRequest) -> InferRequest:
 
 
 def templates_of(reader: HttpCodec) -> JsonTemplateCache[Any]:
-    return reader._requests
+    return reader.request_templates
 
 
 def has_template(templates: JsonTemplateCache[Any], body: memoryview, json_bytes: int) -> bool:
