@@ -30,17 +30,9 @@ from gateway.ir.context import Context, ModelRef
 from gateway.ir.datatypes import Datatype
 from gateway.ir.tensor import Tensor, array_tensor, raw_tensor
 from gateway.migration.captures.capture import Capture
-from gateway.migration.captures.privacy import Privacy
 from gateway.migration.captures.recorder import CaptureRecorder
-from gateway.migration.captures.records import Recordable, record_of
 from gateway.migration.captures.sampling import CaptureOptions, CaptureSampler
 from gateway.migration.captures.segment_writer import SegmentWriter
-from gateway.migration.captures.transfer import (
-    Confirmation,
-    SampleMessage,
-    decode_message,
-    encode_message,
-)
 from gateway.migration.compare.rules import OutputRules
 from gateway.migration.mirror.keeper import ShadowKeeper
 from gateway.migration.mirror.outbox import Outbox
@@ -48,6 +40,14 @@ from gateway.migration.options import CAPTURE_CHANNEL
 from gateway.migration.replay.replay import Replay, ReplayOptions, ReplayReport
 from gateway.settings.private_files import make_directory
 from gateway.settings.units import parse_url
+from gateway.shadow.records.privacy import Privacy
+from gateway.shadow.records.records import Recordable, record_of
+from gateway.shadow.records.transfer import (
+    Confirmation,
+    SampleMessage,
+    decode_message,
+    encode_message,
+)
 
 _LARGE_CALLS = 1000
 _FLOATS = 150_528

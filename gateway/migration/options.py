@@ -10,11 +10,9 @@ from urllib.parse import quote
 from gateway.config.load import LoadedConfig
 from gateway.config.models import Config
 from gateway.config.yaml_tree import Finding, KeyPath
-from gateway.migration.captures.privacy import Privacy
 from gateway.migration.captures.sampling import CaptureOptions
 from gateway.migration.events.definition import SinkDefinition
 from gateway.migration.events.settings import EVENTS
-from gateway.migration.objects import check_object_url
 from gateway.migration.settings import (
     CAPTURE,
     MIGRATIONS,
@@ -23,6 +21,8 @@ from gateway.migration.settings import (
     MigrationConfig,
     RecordingConfig,
 )
+from gateway.shadow.objects import check_object_url
+from gateway.shadow.records.privacy import Privacy
 
 CAPTURE_CHANNEL: Final = ""
 """The channel of `capture`; that of a mirror has the name of its migration."""

@@ -6,12 +6,12 @@ from time import monotonic
 from typing import Final
 
 from gateway.ir.bounded_dict import BoundedDict
-from gateway.migration.captures.privacy import Privacy
-from gateway.migration.captures.sampling import draw
-from gateway.migration.captures.token_bucket import TokenBucket
 from gateway.migration.events.books import EventBooks
 from gateway.migration.events.definition import SinkDefinition
 from gateway.migration.events.messages import REQUEST, RESPONSE
+from gateway.shadow.draw import draw
+from gateway.shadow.records.privacy import Privacy
+from gateway.shadow.token_bucket import TokenBucket
 
 _DRAW_KEY: Final = "events"
 """Of all sinks: the calls of a smaller share are among those of a larger one."""

@@ -18,9 +18,13 @@ from gateway.ir.data import RawData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError
 from gateway.ir.tensor import Tensor
-from gateway.migration.captures.column_texts import parse_details, parse_parameters, parse_shape
-from gateway.migration.captures.privacy import Hasher, Payload, least_payload
-from gateway.migration.captures.records import (
+from gateway.migration.events.choice import privacy_of
+from gateway.migration.events.definition import SinkDefinition
+from gateway.migration.events.messages import REQUEST, EventNote
+from gateway.protocols.oip.json.write import elements_text
+from gateway.shadow.records.column_texts import parse_details, parse_parameters, parse_shape
+from gateway.shadow.records.privacy import Hasher, Payload, least_payload
+from gateway.shadow.records.records import (
     ABSENT,
     INPUT,
     JSON,
@@ -29,10 +33,6 @@ from gateway.migration.captures.records import (
     RecordedCall,
     TensorRow,
 )
-from gateway.migration.events.choice import privacy_of
-from gateway.migration.events.definition import SinkDefinition
-from gateway.migration.events.messages import REQUEST, EventNote
-from gateway.protocols.oip.json.write import elements_text
 
 CONTENT_TYPE: Final = "application/json"
 TYPES: Final[Mapping[int, str]] = {

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
-from gateway.migration.captures.privacy import Hasher
 from gateway.migration.events.books import DropReason
 from gateway.migration.events.definition import SinkDefinition
 from gateway.migration.events.messages import (
@@ -16,7 +15,9 @@ from gateway.migration.events.messages import (
     SinkResult,
     decode_definitions,
 )
-from gateway.migration.events.queue import HeldCall, Sender, SinkQueue
+from gateway.migration.events.queue import HeldCall, SinkQueue
+from gateway.shadow.packets import Sender
+from gateway.shadow.records.privacy import Hasher
 
 Confirm = Callable[[int, EventResults], None]
 """Sends results to the serving process of a number."""

@@ -13,9 +13,9 @@ from typing import Final
 import msgspec
 from msgspec import Struct, field
 
-from gateway.migration.captures.records import RecordedCall
-from gateway.migration.captures.transfer import SampleMessage, decode_message, encode_message
 from gateway.migration.events.definition import SinkDefinition
+from gateway.shadow.records.records import RecordedCall
+from gateway.shadow.records.transfer import SampleMessage, decode_message, encode_message
 
 REQUEST, RESPONSE = 1, 2
 """The events of a call, as bits."""

@@ -18,7 +18,7 @@ from gateway.migration.events.definition import SinkDefinition
 from gateway.migration.events.form import CONTENT_TYPE
 from gateway.migration.events.queue import QueuedEvent, SendOutcome
 from gateway.migration.events.writer import EventWriter, WrittenEvent
-from gateway.migration.objects import ObjectStoreError, object_store
+from gateway.shadow.objects import ObjectStoreError, object_store
 
 COLUMNS: Final[tuple[str, ...]] = (
     "url",

@@ -17,14 +17,12 @@ from msgspec import Struct
 
 from gateway.migration.events.books import DropReason
 from gateway.migration.events.messages import CALL_BYTES, EventNote
+from gateway.shadow.packets import Sender
 
 log = structlog.get_logger(__name__)
 
 FIRST_PAUSE_S: Final = 1.0
 LONGEST_PAUSE_S: Final = 60.0
-
-Sender = tuple[int, int]
-"""A serving process: the number of its socket, and its epoch."""
 
 
 class SendOutcome(enum.Enum):

@@ -13,8 +13,6 @@ from pydantic import Field, StringConstraints, field_validator
 from gateway.config.models import Config
 from gateway.config.tls import TlsConfig
 from gateway.config.yaml_tree import Finding, KeyPath
-from gateway.migration.captures.privacy import is_credential
-from gateway.migration.objects import SCHEMES, check_object_url
 from gateway.settings.fields import (
     Duration,
     FieldName,
@@ -28,6 +26,8 @@ from gateway.settings.fields import (
 )
 from gateway.settings.model import Model
 from gateway.settings.setting import Setting
+from gateway.shadow.objects import SCHEMES, check_object_url
+from gateway.shadow.records.privacy import is_credential
 
 _MIB: Final = 1 << 20
 _HTTP: Final = ("http", "https")

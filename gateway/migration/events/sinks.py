@@ -6,7 +6,6 @@ from typing import Any, Final
 
 import structlog
 
-from gateway.migration.captures.privacy import Hasher
 from gateway.migration.events.definition import SinkDefinition
 from gateway.migration.events.queue import (
     OnDone,
@@ -17,7 +16,8 @@ from gateway.migration.events.queue import (
     SinkQueue,
 )
 from gateway.migration.events.writer import EventWriter
-from gateway.migration.objects import SCHEMES, ObjectStoreError
+from gateway.shadow.objects import SCHEMES, ObjectStoreError
+from gateway.shadow.records.privacy import Hasher
 
 log = structlog.get_logger(__name__)
 

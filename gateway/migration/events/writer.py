@@ -3,11 +3,11 @@
 from msgspec import Struct
 
 from gateway.concurrency.offload import run_bounded
-from gateway.migration.captures.privacy import Hasher
 from gateway.migration.events.definition import SinkDefinition
 from gateway.migration.events.form import EventForm
 from gateway.migration.events.messages import call_of
 from gateway.migration.events.queue import QueuedEvent
+from gateway.shadow.records.privacy import Hasher
 
 
 class WrittenEvent(Struct, frozen=True):

@@ -17,18 +17,18 @@ from gateway.ir.errors import GatewayError
 from gateway.ir.teed_body import TeeBudget, tee_body
 from gateway.ir.unread import unread_call
 from gateway.migration import names
-from gateway.migration.captures.privacy import Privacy
-from gateway.migration.captures.records import FORWARDED, Recordable
 from gateway.migration.captures.sampling import (
     CaptureCounts,
     CaptureOptions,
     CaptureSampler,
     is_shadow_call,
-    sequence_key,
 )
 from gateway.migration.mirror.outbox import Outbox
-from gateway.migration.mirror.sender import FinishedCalls, RecordSender, messages_of
-from gateway.migration.replay.wire_messages import READING_HEADERS, row_of
+from gateway.migration.replay.wire_messages import READING_HEADERS, messages_of, row_of
+from gateway.shadow.draw import sequence_key
+from gateway.shadow.records.privacy import Privacy
+from gateway.shadow.records.records import FORWARDED, Recordable
+from gateway.shadow.sender import FinishedCalls, RecordSender
 from gateway.telemetry.call_path import CallPath
 from gateway.telemetry.metrics import Metrics
 

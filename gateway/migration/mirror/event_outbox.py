@@ -12,7 +12,6 @@ from typing import Final
 import structlog
 from msgspec import Struct
 
-from gateway.migration.captures.records import RecordedCall
 from gateway.migration.events.choice import ServingSink, count_of
 from gateway.migration.events.messages import (
     CALL_BYTES,
@@ -23,7 +22,8 @@ from gateway.migration.events.messages import (
     encode_definitions,
     encode_note,
 )
-from gateway.migration.mirror.packet_sender import PacketSender
+from gateway.shadow.packet_sender import PacketSender
+from gateway.shadow.records.records import RecordedCall
 
 log = structlog.get_logger(__name__)
 

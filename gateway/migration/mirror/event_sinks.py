@@ -7,8 +7,8 @@ from gateway.config.load import LoadedConfig
 from gateway.migration.events.hub import SinkHub
 from gateway.migration.events.messages import EventMessage, EventResults, decode_event_message
 from gateway.migration.events.sinks import open_queue
-from gateway.migration.mirror.inbox import Inbox
 from gateway.migration.options import event_sinks
+from gateway.shadow.inbox import Inbox
 
 
 class EventSinks:

@@ -11,16 +11,16 @@ import structlog
 from gateway.api.tap import TappedCall
 from gateway.ir.calls import InferRequest, StreamInferRequest
 from gateway.ir.context import Context
-from gateway.migration.captures.privacy import Privacy
-from gateway.migration.captures.records import Recordable
-from gateway.migration.captures.sampling import sequence_key
 from gateway.migration.events.books import EventMetrics
 from gateway.migration.events.choice import ServingSink, count_of, privacy_of_all
 from gateway.migration.events.definition import SinkDefinition
 from gateway.migration.mirror.event_outbox import ChosenCall, EventOutbox
 from gateway.migration.mirror.request_completion import RequestCompletion, needs_completion
-from gateway.migration.mirror.sender import RecordSender
 from gateway.service import Service
+from gateway.shadow.draw import sequence_key
+from gateway.shadow.records.privacy import Privacy
+from gateway.shadow.records.records import Recordable
+from gateway.shadow.sender import RecordSender
 
 log = structlog.get_logger(__name__)
 

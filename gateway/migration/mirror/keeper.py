@@ -31,10 +31,10 @@ from gateway.config.load import LoadedConfig
 from gateway.migration import names
 from gateway.migration.captures.uploader import OUTCOMES
 from gateway.migration.events.settings import EVENTS
-from gateway.migration.mirror.packets import socket_pair
 from gateway.migration.mirror.targets import shadow_config
 from gateway.migration.options import EVENT_CHANNEL, captures_of
 from gateway.migration.targets import live_migrations
+from gateway.shadow.packets import socket_pair
 from gateway.telemetry.families import counter_family, gauge_family
 from gateway.telemetry.names import LOG_LINES_LOST
 

@@ -18,7 +18,6 @@ from gateway.concurrency.background import start_background
 from gateway.concurrency.slices import in_slices
 from gateway.config.load import LoadedConfig
 from gateway.config.models import Config
-from gateway.migration.captures.transfer import Confirmation
 from gateway.migration.evidence.counts import UnusableEvidence
 from gateway.migration.mirror.mirror import Mirror
 from gateway.migration.mirror.targets import (
@@ -34,6 +33,7 @@ from gateway.policies.limits.shed_load import ProcessLoad
 from gateway.policies.shared_memory.forwarded import ForwardedRegions
 from gateway.policies.shared_memory.regions import Regions
 from gateway.settings.patterns import is_pattern
+from gateway.shadow.records.transfer import Confirmation
 from gateway.telemetry.call_log import CallLog
 from gateway.telemetry.metrics import Metrics
 from gateway.transports.memory_budget import MemoryBudget

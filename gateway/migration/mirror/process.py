@@ -35,17 +35,17 @@ from gateway.config.load import ConfigError
 from gateway.migration.captures.recorder import CaptureRecorder
 from gateway.migration.captures.sampling import CaptureOptions
 from gateway.migration.captures.uploader import UploadMetrics
-from gateway.migration.mirror.inbox import Inbox, sample_inbox
 from gateway.migration.mirror.keeper import NAME
 from gateway.migration.mirror.mirroring import Mirroring
 from gateway.migration.options import EVENT_CHANNEL, captures_of
+from gateway.shadow.inbox import Inbox, sample_inbox
 from gateway.telemetry import error_texts, logs
 from gateway.telemetry.aggregation import snapshot
 from gateway.telemetry.lost_lines import LostLines
 
 if TYPE_CHECKING:
-    from gateway.migration.captures.transfer import SampleMessage
     from gateway.migration.mirror.event_sinks import EventSinks
+    from gateway.shadow.records.transfer import SampleMessage
 
 log = structlog.get_logger(__name__)
 

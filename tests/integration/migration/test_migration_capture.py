@@ -13,8 +13,9 @@ from sklearn.datasets import load_digits
 from gateway.app import Gateway
 from gateway.ir.tensor import as_raw
 from gateway.migration.captures.capture import Capture
-from gateway.migration.captures.records import RecordedCall
-from gateway.migration.captures.sampling import SHADOW_HEADER, draw
+from gateway.migration.captures.sampling import SHADOW_HEADER
+from gateway.shadow.draw import draw
+from gateway.shadow.records.records import RecordedCall
 from tests.integration.asking_kit import ask, running, urls
 from tests.integration.migration import mirror_kit as kit
 

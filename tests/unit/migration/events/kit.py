@@ -13,8 +13,6 @@ import numpy as np
 from gateway.ir.calls import InferResponse
 from gateway.ir.context import ModelRef
 from gateway.ir.tensor import array_tensor
-from gateway.migration.captures.privacy import Hasher, Privacy
-from gateway.migration.captures.records import RecordedCall, record_of
 from gateway.migration.events.books import DropReason
 from gateway.migration.events.choice import ServingSink, count_of
 from gateway.migration.events.definition import SinkDefinition
@@ -35,10 +33,12 @@ from gateway.migration.events.queue import (
 )
 from gateway.migration.events.settings import EventSinkConfig
 from gateway.migration.mirror.event_outbox import ChosenCall, EventOutbox
-from gateway.migration.mirror.inbox import Inbox
-from gateway.migration.mirror.packets import socket_pair
+from gateway.shadow.inbox import Inbox
+from gateway.shadow.packets import socket_pair
+from gateway.shadow.records.privacy import Hasher, Privacy
+from gateway.shadow.records.records import RecordedCall, record_of
 from tests.simulation.virtual_time import elapse
-from tests.unit.migration.captures.kit import recordable
+from tests.unit.shadow.kit import recordable
 
 EVERYTHING = Privacy(payload="full", parameters=True, can_lack_elements=True)
 BOTH = 3

@@ -8,8 +8,8 @@ import pytest
 
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import CallSequence, Context, ModelRef
-from gateway.migration.captures.sampling import sequence_key
 from gateway.migration.events.choice import ServingSink
+from gateway.shadow.draw import sequence_key
 from tests.fakes import FakeClock
 from tests.unit.migration.events.kit import definition
 

@@ -14,13 +14,13 @@ from gateway.ir.context import CallSequence, Context, ModelRef
 from gateway.ir.data import JsonItemsData, RawData, SharedMemoryData, SlicedData, TensorData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.tensor import Tensor, array_tensor, items_tensor
-from gateway.migration.captures.privacy import Hasher
-from gateway.migration.captures.records import RecordedCall, record_of
 from gateway.migration.events.choice import privacy_of_all
 from gateway.migration.events.form import EventForm, header_value
 from gateway.migration.events.messages import EventNote, call_of, encode_call
-from tests.unit.migration.captures.kit import recordable
+from gateway.shadow.records.privacy import Hasher
+from gateway.shadow.records.records import RecordedCall, record_of
 from tests.unit.migration.events.kit import definition
+from tests.unit.shadow.kit import recordable
 
 REQUEST, RESPONSE = 1, 2
 NOTE = EventNote(ce_id="c-1", version="7")

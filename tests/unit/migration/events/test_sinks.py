@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from gateway.api.events import Event
-from gateway.migration.captures.privacy import Hasher
 from gateway.migration.events.definition import SinkDefinition
 from gateway.migration.events.messages import EventNote, encode_call
 from gateway.migration.events.queue import HeldCall, QueuedEvent, SendOutcome
 from gateway.migration.events.sinks import LateSink, open_sink
 from gateway.migration.events.writer import EventWriter
+from gateway.shadow.records.privacy import Hasher
 from tests.unit.migration.events.kit import definition, record
 
 REQUEST, RESPONSE = 1, 2

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from gateway.migration.captures.recorder import Sender
-from gateway.migration.captures.transfer import Confirmation, SampleMessage, encode_message
-from gateway.migration.mirror.inbox import sample_inbox
-from gateway.migration.mirror.packets import PacketWriter, socket_pair
+from gateway.shadow.inbox import sample_inbox
+from gateway.shadow.packets import PacketWriter, Sender, socket_pair
+from gateway.shadow.records.transfer import Confirmation, SampleMessage, encode_message
 
 
 class Messages:

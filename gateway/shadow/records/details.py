@@ -9,7 +9,7 @@ from gateway.ir.calls import InferRequest
 from gateway.ir.context import Context
 from gateway.ir.identity import ANONYMOUS
 from gateway.ir.text_tasks import Generate, TextTask
-from gateway.migration.captures.privacy import Privacy
+from gateway.shadow.records.privacy import Privacy
 
 
 def details_of(request: InferRequest | None, context: Context, privacy: Privacy) -> dict[str, Any]:

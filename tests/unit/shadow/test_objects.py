@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from gateway.migration.objects import (
+from gateway.shadow.objects import (
     FsspecStore,
     ObjectStore,
     ObjectStoreError,

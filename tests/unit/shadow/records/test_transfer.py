@@ -7,9 +7,9 @@ import numpy as np
 from gateway.ir.calls import InferResponse
 from gateway.ir.context import ModelRef
 from gateway.ir.tensor import array_tensor
-from gateway.migration.captures.records import record_of
-from gateway.migration.captures.transfer import SampleMessage, decode_message, encode_message
-from tests.unit.migration.captures.kit import FULL, recordable
+from gateway.shadow.records.records import record_of
+from gateway.shadow.records.transfer import SampleMessage, decode_message, encode_message
+from tests.unit.shadow.kit import FULL, recordable
 
 
 def test_elements_are_views_of_the_message() -> None:

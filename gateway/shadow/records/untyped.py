@@ -11,7 +11,7 @@ from msgspec import convert, to_builtins
 from gateway.ir.data import JsonLayout, UntypedData, UntypedRules
 from gateway.ir.untyped import parsed
 from gateway.ir.work import JSON_BYTE, charge
-from gateway.migration.captures.privacy import Payload, least_payload
+from gateway.shadow.records.privacy import Payload, least_payload
 
 
 def untyped_text(data: UntypedData) -> bytes:

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from gateway.migration.mirror.packets import PACKET_BYTES, PacketReader, PacketWriter
+from gateway.shadow.packets import PACKET_BYTES, PacketReader, PacketWriter
 
 
 def packets(writer: PacketWriter) -> list[bytes]:

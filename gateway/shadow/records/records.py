@@ -31,8 +31,8 @@ from gateway.ir.tensor import RequestedOutput, Tensor, as_raw, raw_tensor
 from gateway.ir.text_tasks import TextTask
 from gateway.ir.unread import failure_of, path_of
 from gateway.ir.untyped import adds_axis
-from gateway.migration.captures.checksum import checksum
-from gateway.migration.captures.column_texts import (
+from gateway.shadow.records.checksum import checksum
+from gateway.shadow.records.column_texts import (
     check_parameters,
     parse_details,
     parse_needs,
@@ -40,9 +40,9 @@ from gateway.migration.captures.column_texts import (
     parse_sequence,
     parse_shape,
 )
-from gateway.migration.captures.details import details_of, members_of
-from gateway.migration.captures.privacy import Hasher, Payload, Privacy, least_payload
-from gateway.migration.captures.untyped import untyped_data, untyped_payload, untyped_text
+from gateway.shadow.records.details import details_of, members_of
+from gateway.shadow.records.privacy import Hasher, Payload, Privacy, least_payload
+from gateway.shadow.records.untyped import untyped_data, untyped_payload, untyped_text
 
 OK: Final = "ok"
 _PATH: Final = 256

@@ -14,7 +14,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace  # noqa: TID251  # rows have no wire origin
 
 from gateway.ir.identity import ANONYMOUS
-from gateway.migration.captures.records import RecordedCall, TensorRow
+from gateway.shadow.records.records import RecordedCall, TensorRow
 
 _HEAD: Final = struct.Struct("!I")
 _SMALL_BYTES: Final = 4096  # a copy of so many is cheaper than a buffer of its own

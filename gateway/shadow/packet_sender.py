@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import structlog
 
-from gateway.migration.mirror.packets import PACKET_BYTES, PacketWriter
+from gateway.shadow.packets import PACKET_BYTES, PacketWriter
 
 log = structlog.get_logger(__name__)
 

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.migration.captures.records import CallRow, RecordedCall, TensorRow, WireRow
+from gateway.shadow.records.records import CallRow, RecordedCall, TensorRow, WireRow
 
 TEXTS = st.text(st.characters(exclude_categories=[]), max_size=20)
 BYTES = st.none() | st.binary(max_size=20)

@@ -7,14 +7,13 @@ from typing import Final, Generic, Protocol, TypeVar
 
 from msgspec import Struct
 
-from gateway.migration.captures.recorder import Sender
-from gateway.migration.captures.transfer import (
+from gateway.shadow.packets import PACKET_BYTES, PacketReader, Sender
+from gateway.shadow.records.transfer import (
     Confirmation,
     SampleMessage,
     decode_message,
     encode_confirmation,
 )
-from gateway.migration.mirror.packets import PACKET_BYTES, PacketReader
 
 # More than a socket holds. A process that still sends cannot delay the end.
 _LAST_PACKETS: Final = 4096

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
 import structlog
@@ -16,16 +16,14 @@ from gateway.ir.teed_body import with_kept_body
 from gateway.ir.tensor import Tensor
 from gateway.ir.unread import is_unread, is_unread_reply
 from gateway.ir.work import LongWork
-from gateway.migration.captures.privacy import Privacy
-from gateway.migration.captures.records import (
+from gateway.shadow.records.privacy import Privacy
+from gateway.shadow.records.records import (
     FORWARDED,
     MissingElements,
     Recordable,
     RecordedCall,
-    WireRow,
     record_of,
 )
-from gateway.migration.replay.wire_messages import row_of
 
 log = structlog.get_logger(__name__)
 
@@ -96,29 +94,6 @@ class RecordSender(Generic[N]):
             log.exception("call not recorded")
         else:
             self.outbox.put(record, note)
-
-
-def messages_of(
-    exchange: TappedCall, kept: memoryview, headers: Container[str] | None
-) -> list[WireRow]:
-    """Return the messages of an exchange.
-
-    Args:
-        exchange: The call, with its responses.
-        kept: What its teed body kept.
-        headers: What their heads include, as for `row_of`; None for a message that is sent, and
-            not recorded.
-    """
-    responses = enumerate(exchange.responses)
-    rows = [row_of("reply", place, each, headers) for place, each in responses]
-    origin = exchange.call.context.origin
-    if origin is None:
-        return rows
-    is_recorded = headers is not None and origin.recorded is not None
-    row = row_of("request", 0, origin.recorded if is_recorded else origin.wire, headers)
-    if kept:
-        row = WireRow(row.side, row.place, row.head, b"".join((row.body, kept)))
-    return [row, *rows]
 
 
 def own_arrays(items: list[tuple[float, InferResponse]]) -> None:

@@ -15,6 +15,9 @@ from msgspec import Struct
 PACKET_BYTES: Final = 128 * 1024
 """Largest packet. The default buffer of a socket takes one of 208 KiB."""
 
+Sender = tuple[int, int]
+"""A serving process: the number of its socket, and its epoch."""
+
 _MAX_BUFFERS: Final = 256
 _PART: Final = struct.Struct("!IQQQI")
 """Epoch of the sender, number and size of the message, offset and size of the part."""
