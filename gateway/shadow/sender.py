@@ -10,6 +10,7 @@ import structlog
 from gateway.api.tap import TappedCall
 from gateway.concurrency.offload import off_loop, run_bounded_on_loop
 from gateway.ir.calls import InferRequest, InferResponse, inference_of
+from gateway.ir.context import ModelRef
 from gateway.ir.data import ArrayData
 from gateway.ir.errors import GatewayError
 from gateway.ir.teed_body import with_kept_body
@@ -94,6 +95,14 @@ class RecordSender(Generic[N]):
             log.exception("call not recorded")
         else:
             self.outbox.put(record, note)
+
+
+def with_version(request: InferRequest | None, name: str) -> InferRequest | None:
+    """Return *request* with the name of its model, where the client sent "name-version"."""
+    model = None if request is None else request.model
+    if request is None or model is None or not name or not model.name.startswith(f"{name}-"):
+        return request
+    return request.changed(model=ModelRef(name, model.name[len(name) + 1 :]))
 
 
 def own_arrays(items: list[tuple[float, InferResponse]]) -> None:

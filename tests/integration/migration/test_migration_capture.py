@@ -120,7 +120,7 @@ async def test_captures_of_gateway_and_migration_are_independent(
             await language(gateway)
             await kit.until(gateway, lambda found: found["gateway_capture_calls_total"] == 9)
             sample = await kit.evidence(gateway, lambda found: len(found["samples"]) > 0)
-            sample_document = await kit.keeper_of(gateway).sample(
+            sample_document = await kit.evidence_of(gateway).sample(
                 kit.NAME, sample["samples"][0]["id"]
             )
     everything = list(Capture(tmp_path / "all").calls())
