@@ -30,24 +30,25 @@ from gateway.ir.context import Context, ModelRef
 from gateway.ir.datatypes import Datatype
 from gateway.ir.tensor import Tensor, array_tensor, raw_tensor
 from gateway.migration.captures.capture import Capture
-from gateway.migration.captures.privacy import Privacy
 from gateway.migration.captures.recorder import CaptureRecorder
-from gateway.migration.captures.records import Recordable, record_of
 from gateway.migration.captures.sampling import CaptureOptions, CaptureSampler
 from gateway.migration.captures.segment_writer import SegmentWriter
-from gateway.migration.captures.transfer import (
+from gateway.migration.compare.rules import OutputRules
+from gateway.migration.mirror.outbox import Outbox
+from gateway.migration.mirror.shadow_evidence import NAME, ShadowEvidence
+from gateway.migration.options import CAPTURE_CHANNEL
+from gateway.migration.replay.replay import Replay, ReplayOptions, ReplayReport
+from gateway.settings.private_files import make_directory
+from gateway.settings.units import parse_url
+from gateway.shadow.keeper import ShadowKeeper
+from gateway.shadow.records.privacy import Privacy
+from gateway.shadow.records.records import Recordable, record_of
+from gateway.shadow.records.transfer import (
     Confirmation,
     SampleMessage,
     decode_message,
     encode_message,
 )
-from gateway.migration.compare.rules import OutputRules
-from gateway.migration.mirror.keeper import ShadowKeeper
-from gateway.migration.mirror.outbox import Outbox
-from gateway.migration.options import CAPTURE_CHANNEL
-from gateway.migration.replay.replay import Replay, ReplayOptions, ReplayReport
-from gateway.settings.private_files import make_directory
-from gateway.settings.units import parse_url
 
 _LARGE_CALLS = 1000
 _FLOATS = 150_528
@@ -128,11 +129,13 @@ async def _recording_by_socket(directory: Path) -> Row:
     label = raw_tensor("y", Datatype.FP32, (1, 1000), memoryview(bytes(4 * 1000)))
     call = _recordable([image], [label], 0)
     privacy = Privacy(payload="full")
-    keeper = ShadowKeeper(load_text(_SHADOW.format(directory=directory / "capture")), 1)
+    loaded = load_text(_SHADOW.format(directory=directory / "capture"))
+    keeper = ShadowKeeper(loaded, 1)
+    ShadowEvidence(loaded, keeper)
     await keeper.start()
     assert keeper.pid is not None
     sampler = CaptureSampler(CaptureOptions(directory=directory, privacy=privacy))
-    outbox = Outbox(keeper.serving_ends(1)[CAPTURE_CHANNEL], sampler)
+    outbox = Outbox(keeper.setup(NAME, 1).sockets[CAPTURE_CHANNEL], sampler)
     outbox.start()
     started, cpu = time.perf_counter(), _cpu_s(keeper.pid)
     for _ in range(_LARGE_CALLS):

@@ -23,16 +23,16 @@ from gateway.config.load import load_text
 from gateway.ir.calls import Call, InferRequest, InferResponse
 from gateway.ir.context import Context, ModelRef
 from gateway.ir.tensor import Tensor, array_tensor
-from gateway.migration.captures.privacy import Privacy
-from gateway.migration.captures.records import Recordable, record_of
-from gateway.migration.captures.transfer import (
+from gateway.migration.mirror.mirror import Mirror
+from gateway.migration.targets import live_migrations
+from gateway.shadow.records.privacy import Privacy
+from gateway.shadow.records.records import Recordable, record_of
+from gateway.shadow.records.transfer import (
     Confirmation,
     SampleMessage,
     decode_message,
     encode_message,
 )
-from gateway.migration.mirror.mirror import Mirror
-from gateway.migration.targets import live_migrations
 
 _SMALL_CALLS = 20_000
 _LARGE_CALLS = 100

@@ -53,6 +53,8 @@ EXTENSIONS: dict[str, str] = {
     "access": "gateway.access.extension:EXTENSION",
     "residency": "gateway.residency.extension:EXTENSION",
     "quotas": "gateway.quotas.extension:EXTENSION",
+    "shadow": "gateway.shadow.extension:EXTENSION",
+    "events": "gateway.events.extension:EXTENSION",
     "migration": "gateway.migration:EXTENSION",
 }
 

@@ -4,7 +4,7 @@ The gateway knows an extension by these classes alone. `registry.extensions` fin
 follows the version of the API; the other classes here may change with any release.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -107,6 +107,10 @@ class ServingProcess(Protocol):
     @property
     def new_path(self) -> Callable[..., Any]:
         """Makes the record of a call's path."""
+
+    @property
+    def shared(self) -> MutableMapping[str, Any]:
+        """What several extensions use in this process, by names of their own choice."""
 
     def notify(self) -> None:
         """Let the leading part decide soon; see `LeadingPart.on_notice`."""
@@ -218,6 +222,10 @@ class Processes(Protocol):
     @property
     def count(self) -> int:
         """The number of serving processes."""
+
+    @property
+    def shared(self) -> MutableMapping[str, Any]:
+        """What several extensions use where they lead, by names of their own choice."""
 
     async def exchange(
         self, part: str, document: Mapping[str, Any], /, timeout_s: float = 1.0

@@ -78,6 +78,13 @@ class TappedCall(Struct):
         else:
             self.error = ErrorCode.CANCELLED, "the client disconnected"
 
+    def finish_as(self, other: "TappedCall") -> None:
+        """Note what became of the same call, which another tap has noted."""
+        self.path, self.service, self.took_s = other.path, other.service, other.took_s
+        self.items, self.responses = list(other.items), other.responses
+        self.error, self.shown_error = other.error, other.shown_error
+        self.is_refused, self.is_complete = other.is_refused, other.is_complete
+
 
 class RecordedStream:
     """A stream of replies that notes each of them in an exchange."""

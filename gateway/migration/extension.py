@@ -15,10 +15,8 @@ from gateway.api.extension import (
     ServingProcess,
 )
 from gateway.config.load import LoadedConfig
-from gateway.migration.events.settings import EVENTS, check_events
 from gateway.migration.names import METRICS
 from gateway.migration.settings import CAPTURE, MIGRATIONS, STOCK
-from gateway.registry import event_sink_names
 from gateway.routing.rolling.settings import ROLLING_LOAD
 from gateway.settings.config_view import ConfigView, Finding
 
@@ -29,7 +27,7 @@ class MigrationExtension(Extension):
     """Records, compares and moves calls from an old to a new server."""
 
     name = "migration"
-    settings = (STOCK, CAPTURE, MIGRATIONS, EVENTS)
+    settings = (STOCK, CAPTURE, MIGRATIONS)
     metrics = METRICS
     recorded_calls = "gateway.migration.replay.trial:try_recorded_calls"
     commands: Mapping[str, str] = MappingProxyType(
@@ -61,7 +59,6 @@ class MigrationExtension(Extension):
             yield ("stock",), "needs 'state: {directory: DIR}', where the counts are kept"
         yield from check_captures(loaded.config)
         yield from check_migrations(loaded.config)
-        yield from check_events(loaded.config, frozenset(event_sink_names()))
 
     def warnings(self, config: ConfigView, /) -> Iterator[Finding]:
         """Yield the cut-overs that nothing stops before a server that fails or is wrong."""
@@ -134,8 +131,7 @@ def _check_trials(config: ConfigView) -> Iterator[Finding]:
 
 def _is_used(config: ConfigView) -> bool:
     stock, capture = config.setting(STOCK), config.setting(CAPTURE)
-    is_recorded = stock is not None or capture is not None
-    return is_recorded or bool(config.setting(MIGRATIONS)) or bool(config.setting(EVENTS))
+    return stock is not None or capture is not None or bool(config.setting(MIGRATIONS))
 
 
 EXTENSION: Final = MigrationExtension()

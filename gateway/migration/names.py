@@ -4,18 +4,6 @@ from typing import Final
 
 from gateway.telemetry.names import Metric
 
-SHADOW_UP: Final = Metric(
-    "gateway_shadow_up", "gauge", "Whether the shadow process runs (1) or not (0)."
-)
-SHADOW_RESTARTS: Final = Metric(
-    "gateway_shadow_restarts_total", "counter", "Restarts of the shadow process."
-)
-SHADOW_LOG_LINES_LOST: Final = Metric(
-    "gateway_shadow_log_lines_lost_total",
-    "counter",
-    "Lines of the log of the shadow process that were lost.",
-    ("reason",),
-)
 CAPTURE_SAMPLED: Final = Metric("gateway_capture_sampled_total", "counter", "Calls to record.")
 CAPTURE_CALLS: Final = Metric("gateway_capture_calls_total", "counter", "Calls that were recorded.")
 CAPTURE_BYTES: Final = Metric(
@@ -96,27 +84,6 @@ MIGRATION_LATENCY: Final = Metric(
     "Quantiles of the time of the same calls at the old and at the new target.",
     ("migration", "side", "quantile"),
 )
-EVENTS_SAMPLED: Final = Metric(
-    "gateway_events_sampled_total",
-    "counter",
-    "Payload events of the calls that were chosen, by sink.",
-    ("sink",),
-)
-EVENTS_DELIVERED: Final = Metric(
-    "gateway_events_delivered_total", "counter", "Payload events that the sink took.", ("sink",)
-)
-EVENTS_DROPPED: Final = Metric(
-    "gateway_events_dropped_total",
-    "counter",
-    "Payload events that were lost, by reason.",
-    ("sink", "reason"),
-)
-EVENTS_IN_FLIGHT: Final = Metric(
-    "gateway_events_in_flight",
-    "gauge",
-    "Payload events that wait for the sink or are being sent.",
-    ("sink",),
-)
 CUTOVER_STEP: Final = Metric(
     "gateway_cutover_step", "gauge", "Step of the cut-over; 0 only mirrors.", ("migration",)
 )
@@ -140,9 +107,6 @@ CUTOVER_ROLLBACKS: Final = Metric(
 )
 
 METRICS: Final[tuple[Metric, ...]] = (
-    SHADOW_UP,
-    SHADOW_RESTARTS,
-    SHADOW_LOG_LINES_LOST,
     CAPTURE_SAMPLED,
     CAPTURE_CALLS,
     CAPTURE_BYTES,
@@ -159,10 +123,6 @@ METRICS: Final[tuple[Metric, ...]] = (
     MIGRATION_OUTPUT_MISMATCHES,
     MIGRATION_NOISE,
     MIGRATION_LATENCY,
-    EVENTS_SAMPLED,
-    EVENTS_DELIVERED,
-    EVENTS_DROPPED,
-    EVENTS_IN_FLIGHT,
     CUTOVER_STEP,
     CUTOVER_WEIGHT,
     CUTOVER_STATE,

@@ -10,11 +10,7 @@ from urllib.parse import quote
 from gateway.config.load import LoadedConfig
 from gateway.config.models import Config
 from gateway.config.yaml_tree import Finding, KeyPath
-from gateway.migration.captures.privacy import Privacy
 from gateway.migration.captures.sampling import CaptureOptions
-from gateway.migration.events.definition import SinkDefinition
-from gateway.migration.events.settings import EVENTS
-from gateway.migration.objects import check_object_url
 from gateway.migration.settings import (
     CAPTURE,
     MIGRATIONS,
@@ -23,24 +19,11 @@ from gateway.migration.settings import (
     MigrationConfig,
     RecordingConfig,
 )
+from gateway.shadow.objects import check_object_url
+from gateway.shadow.records.privacy import Privacy
 
 CAPTURE_CHANNEL: Final = ""
 """The channel of `capture`; that of a mirror has the name of its migration."""
-EVENT_CHANNEL: Final = "\n\n"
-"""The channel of the sinks of events. No name of a migration has a line break."""
-
-
-def event_sinks(loaded: LoadedConfig) -> list[SinkDefinition]:
-    """Return the sinks of events of a configuration."""
-    texts: dict[str, dict[str, str]] = {}
-    for path, text in loaded.references():
-        match path:
-            case ("events", str(name), "request_headers", str(header)) if "${file:" in text:
-                texts.setdefault(name, {})[header] = text
-    return [
-        SinkDefinition(name, config, loaded.directory, texts.get(name, {}))
-        for name, config in EVENTS.of(loaded.config).items()
-    ]
 
 
 def capture_channel(migration: str) -> str:

@@ -11,8 +11,9 @@ from gateway.config.load import LoadedConfig
 from gateway.migration.callers.inventory import InventoryKeeper
 from gateway.migration.cutover.shifts import ServingShifts
 from gateway.migration.mirror.client import ShadowClient
-from gateway.migration.mirror.keeper import ShadowKeeper, shadow_channels
+from gateway.migration.mirror.shadow_evidence import NAME, ShadowEvidence, shadow_channels
 from gateway.settings.config_view import ConfigView
+from gateway.shadow.keeper import keeper_of
 
 
 class MigrationServing(ServingPart):
@@ -23,7 +24,7 @@ class MigrationServing(ServingPart):
         process: The serving process.
 
     Attributes:
-        keeper: The keeper of the shadow process, if no leading process has it; else None.
+        evidence: What the shadow process finds, if no leading process keeps it; else None.
         shifts_here: The cut-overs in this process.
     """
 
@@ -32,18 +33,17 @@ class MigrationServing(ServingPart):
         weights = {} if setup is None else setup.document.get("weights", {})
         self.shifts_here = ServingShifts(weights, process.notify)
         self._inventory = InventoryKeeper.of(loaded, process.number)
-        self.keeper: ShadowKeeper | None = None
+        self.evidence: ShadowEvidence | None = None
         self._shadow: ShadowClient | None = None
         if not shadow_channels(loaded):
             return
         sockets = {} if setup is None else setup.sockets
         if not sockets:
-            self.keeper = ShadowKeeper(loaded, process.count)
-            process.metrics.registry.register(self.keeper)
-            sockets = self.keeper.serving_ends(process.number)
-        self._shadow = ShadowClient(
-            loaded, sockets, self.keeper, process.metrics, process.new_path, process.count
-        )
+            keeper = keeper_of(process)
+            self.evidence = ShadowEvidence(loaded, keeper)
+            process.metrics.registry.register(self.evidence)
+            sockets = keeper.setup(NAME, process.number).sockets
+        self._shadow = ShadowClient(loaded, sockets, process.metrics, process.new_path)
 
     @property
     def taps(self) -> Sequence[Tap]:
@@ -65,13 +65,9 @@ class MigrationServing(ServingPart):
         return self.shifts_here.of_routes(LoadedConfig.of(config).config)
 
     async def start(self) -> None:
-        """Start the shadow process, if it is this one's, and begin to send and to count.
-
-        Raises:
-            StartError: The shadow process cannot start.
-        """
+        """Begin to send and to count."""
         if self._shadow is not None:
-            await self._shadow.start()
+            self._shadow.start()
         if self._inventory is not None:
             self._inventory.start()
 
@@ -79,6 +75,8 @@ class MigrationServing(ServingPart):
         """Follow another configuration with the same channels."""
         if self._shadow is not None:
             self._shadow.change(LoadedConfig.of(config))
+        if self.evidence is not None:
+            self.evidence.change(LoadedConfig.of(config))
 
     def exchange(self, document: Mapping[str, Any], /) -> Mapping[str, Any]:
         """Put weights of cut-overs in force, and return the report of each."""

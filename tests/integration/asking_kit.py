@@ -13,6 +13,7 @@ import numpy.typing as npt
 import yaml
 
 from gateway.app import Gateway, connect
+from gateway.cli.demo.config import demo_config
 from gateway.config.load import load_text
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import Context, Metadata, ModelRef, Need
@@ -28,6 +29,13 @@ from tests.properties.carries import OF_TENSORS
 Array = npt.NDArray[Any]
 
 WHOLE = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
+
+
+def server_config() -> str:
+    """Return a configuration that serves both versions of the demo's model."""
+    config = demo_config(http="127.0.0.1:0", grpc="127.0.0.1:0", admin="off")
+    config["lifecycle"] = {"pre_stop": "0s", "drain": "1s"}
+    return yaml.safe_dump(config)
 
 
 @asynccontextmanager

@@ -33,7 +33,7 @@ from gateway.registry import EXTENSIONS
 _COMMAND: Final = "gateway.cli"
 _LAUNCHED: Final = (
     "gateway.app.workers.worker",
-    *(["gateway.migration.mirror.process"] if "migration" in EXTENSIONS else ()),
+    *(["gateway.shadow.process"] if "migration" in EXTENSIONS else ()),
 )
 _MODULES: Final = (
     _COMMAND,

@@ -7,7 +7,7 @@ process of a gateway without workers.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -65,6 +65,7 @@ class _Process:
     metrics: Metrics
     new_path: Callable[..., CallPath]
     notify: Callable[[], None]
+    shared: dict[str, Any]
 
 
 class ServingParts:
@@ -101,9 +102,12 @@ class ServingParts:
             StartError: A part cannot be made, lacks a member, or misspells one.
         """
         parts: dict[str, ServingPart] = {}
+        shared: dict[str, Any] = {}
         for name, extension in extensions().items():
             setup, ask = setups.get(name), partial(notify, name)
-            process = _Process(loaded, slot.number, slot.count, setup, metrics, new_path, ask)
+            process = _Process(
+                loaded, slot.number, slot.count, setup, metrics, new_path, ask, shared
+            )
             part = _made(name, "serving", ServingPart, partial(extension.serve, process))
             if part is not None:
                 parts[name] = part
@@ -138,7 +142,7 @@ class ServingParts:
     def tap(self) -> Tap | None:
         """Receives the calls of all frontends; None if no part has a tap."""
         taps = [tap for part in self._parts.values() for tap in part.taps]
-        return taps[0] if len(taps) == 1 else _FirstOfTaps(taps) if taps else None
+        return taps[0] if len(taps) == 1 else _AllTaps(taps) if taps else None
 
     @property
     def on_call(self) -> CountCall | None:
@@ -195,25 +199,34 @@ class ServingParts:
                 stack.push_async_callback(part.stop)
 
 
-class _FirstOfTaps:
-    """Several taps as one: the first that chooses a call receives it."""
+class _AllTaps:
+    """Several taps as one: each that chooses a call receives it."""
 
     def __init__(self, taps: list[Tap]) -> None:
         self._taps = taps
-        self._owners: dict[int, Tap] = {}
+        # The exchange of each tap that chose a call, by the one that the frontend has.
+        self._chosen: dict[int, list[tuple[Tap, TappedCall]]] = {}
 
     def begin(self, call: Call[Any], /) -> TappedCall | None:
-        """Return the exchange of a call that a tap chooses."""
+        """Return the exchange of a call that a tap chooses: the last, with the tees of all."""
+        chosen: list[tuple[Tap, TappedCall]] = []
         for tap in self._taps:
             exchange = tap.begin(call)
             if exchange is not None:
-                self._owners[id(exchange)] = tap
-                return exchange
-        return None
+                chosen.append((tap, exchange))
+                call = exchange.call
+        if not chosen:
+            return None
+        self._chosen[id(chosen[-1][1])] = chosen
+        return chosen[-1][1]
 
     def end(self, exchange: TappedCall, /) -> None:
-        """Pass a finished exchange to the tap that chose it."""
-        self._owners.pop(id(exchange)).end(exchange)
+        """Pass a finished exchange to the taps that chose it."""
+        with ExitStack() as stack:  # each gets it, whatever another one raises
+            for tap, own in self._chosen.pop(id(exchange)):
+                if own is not exchange:
+                    own.finish_as(exchange)
+                stack.callback(tap.end, own)
 
     def rejected(self, codec: str, wire: Any, error: GatewayError, response: Any, /) -> None:
         """Pass a message that could not be decoded to every tap."""
@@ -371,6 +384,7 @@ class OwnProcess:
 
     def __init__(self, config: LoadedConfig) -> None:
         self.config = config
+        self.shared: dict[str, Any] = {}
         self.serving: ServingParts | None = None
 
     async def exchange(

@@ -75,6 +75,7 @@ class Supervisor(Collector):
 
     Attributes:
         leading: The parts of extensions in this process; None for none.
+        shared: What several extensions use in this process.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class Supervisor(Collector):
         clock: Callable[[], float] | None = None,
     ) -> None:
         self.leading: LeadingParts | None = None
+        self.shared: dict[str, Any] = {}
         self._loaded = loaded
         self._launch = launch
         self._sockets = dict(sockets)

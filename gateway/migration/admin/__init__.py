@@ -5,7 +5,7 @@ from typing import Any
 
 from gateway.api.admin import AdminRoute
 from gateway.api.extension import LeadingPart
-from gateway.config.load import ConfigError, LoadedConfig
+from gateway.config.load import LoadedConfig
 from gateway.migration.admin import capture, stock
 from gateway.migration.admin.migrations.documents import (
     CutoverSource,
@@ -13,7 +13,6 @@ from gateway.migration.admin.migrations.documents import (
     MigrationDocuments,
 )
 from gateway.migration.admin.migrations.routes import migration_routes
-from gateway.migration.events.settings import EVENTS
 from gateway.settings.config_view import ConfigView
 
 
@@ -23,18 +22,11 @@ class MigrationPages(LeadingPart):
     Args:
         evidence: What the shadow process has found; None without one.
         cutovers: What moves traffic; None without a key of the kit.
-        has_events: Whether the gateway began with sinks of events, so that a reload may change
-            them.
     """
 
     def __init__(
-        self,
-        evidence: EvidenceSource | None = None,
-        cutovers: CutoverSource | None = None,
-        *,
-        has_events: bool = False,
+        self, evidence: EvidenceSource | None = None, cutovers: CutoverSource | None = None
     ) -> None:
-        self._has_events = has_events
         self._documents = MigrationDocuments(evidence, cutovers)
         self._moves = cutovers
 
@@ -46,18 +38,6 @@ class MigrationPages(LeadingPart):
     def moved(self, config: ConfigView, /) -> Mapping[str, tuple[str, float]]:
         """Return the new target of each cut-over and its percentage, by route."""
         return {} if self._moves is None else self._moves.moved(LoadedConfig.of(config).config)
-
-    def check_reload(self, config: ConfigView, /) -> None:
-        """Check that a configuration has no first sink of events.
-
-        Raises:
-            ConfigError: It does, and nothing in the frontends would pass calls to it.
-        """
-        if self._has_events or not config.setting(EVENTS):
-            return
-        loaded = LoadedConfig.of(config)
-        problem = loaded.problem(("events",), "a first sink needs a restart")
-        raise ConfigError(loaded.source, [problem])
 
     def events(self, config: ConfigView, /) -> Mapping[str, Any]:
         """Return a line for each migration."""

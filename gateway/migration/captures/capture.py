@@ -18,9 +18,9 @@ from gateway.migration.captures.directory import (
     sealed_segments,
     sha256_of,
 )
-from gateway.migration.captures.records import RecordedCall
 from gateway.migration.captures.segment_reader import SegmentReader, UnreadableSegment
 from gateway.migration.captures.segment_writer import SegmentWriter
+from gateway.shadow.records.records import RecordedCall
 
 
 @dataclass(slots=True)

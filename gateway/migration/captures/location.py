@@ -22,7 +22,7 @@ from gateway.migration.captures.directory import (
     sealed_segments,
 )
 from gateway.migration.captures.segment_reader import UnreadableSegment
-from gateway.migration.objects import ObjectStore, ObjectStoreError, is_object_url, object_store
+from gateway.shadow.objects import ObjectStore, ObjectStoreError, is_object_url, object_store
 
 ENTRY: Final = ".json"
 """The ending of the object with the manifest's line of a segment."""

@@ -26,13 +26,14 @@ from gateway.migration.captures.directory import (
     lock_of,
     sealed_segments,
 )
-from gateway.migration.captures.privacy import Hasher
-from gateway.migration.captures.records import RecordedCall, with_hashes
 from gateway.migration.captures.sampling import CALL_BYTES, CaptureOptions
 from gateway.migration.captures.segment_writer import SegmentWriter, recover
-from gateway.migration.captures.transfer import Confirmation, SampleMessage
 from gateway.migration.captures.uploader import CaptureUploader
 from gateway.settings.private_files import make_directory
+from gateway.shadow.packets import Sender
+from gateway.shadow.records.privacy import Hasher
+from gateway.shadow.records.records import RecordedCall, with_hashes
+from gateway.shadow.records.transfer import Confirmation, SampleMessage
 
 log = structlog.get_logger(__name__)
 
@@ -42,9 +43,6 @@ _COMMIT_S: Final = 0.15
 # Serving processes follow a change of the share one after the other. So a larger share begins a
 # segment when no call of the smaller one has come for this time.
 _CHANGE_S: Final = 1.0
-
-Sender = tuple[int, int]
-"""A serving process: the number of its socket, and its epoch."""
 
 Confirm = Callable[[int, Confirmation], None]
 """Receives the confirmation for a socket, on the thread of the recorder."""

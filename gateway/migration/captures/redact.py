@@ -9,11 +9,11 @@ from msgspec.structs import replace as changed  # noqa: TID251  # rows have no w
 
 from gateway.ir.text_tasks import GENERATE
 from gateway.migration.captures.capture import Capture
-from gateway.migration.captures.privacy import Hasher, Payload, least_payload
-from gateway.migration.captures.records import SLICED, UNTYPED, RecordedCall, TensorRow
 from gateway.migration.captures.segment_writer import SegmentWriter
-from gateway.migration.captures.untyped import untyped_payload
 from gateway.settings.private_files import make_directory
+from gateway.shadow.records.privacy import Hasher, Payload, least_payload
+from gateway.shadow.records.records import SLICED, UNTYPED, RecordedCall, TensorRow
+from gateway.shadow.records.untyped import untyped_payload
 
 _SEGMENT_BYTES = 256 << 20
 _BATCH = 64

@@ -3,15 +3,13 @@
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
-from hashlib import blake2b
 from pathlib import Path
 from typing import Final
 
-from gateway.ir.calls import InferRequest
 from gateway.ir.context import Context
-from gateway.migration.captures.privacy import Privacy
-from gateway.migration.captures.records import Recordable
+from gateway.shadow.draw import draw
+from gateway.shadow.records.privacy import Privacy
+from gateway.shadow.records.records import Recordable
 
 _MIB: Final = 1 << 20
 CALL_BYTES: Final = 512
@@ -139,32 +137,6 @@ class CaptureSampler:
         return "too_many_items" if len(call.items) > self.options.max_items else ""
 
 
-def draw(key: str, name: str = "capture") -> float:
-    """Return a number from 0 to 1 that is always the same for a key and a name."""
-    digest = _keyed_hash(name).copy()
-    digest.update(key.encode("utf-8", "surrogatepass"))
-    return int.from_bytes(digest.digest(), "big") / 2**64
-
-
-@lru_cache(maxsize=64)
-def _keyed_hash(name: str) -> blake2b:
-    """Return a keyed hash without data, to copy: keying takes half of the time of a draw."""
-    return blake2b(digest_size=8, key=name.encode()[:64])
-
-
 def is_shadow_call(context: Context) -> bool:
     """Return whether another gateway made a call for its mirror."""
     return SHADOW_HEADER in [name for name, _ in context.metadata]
-
-
-def sequence_key(request: InferRequest, client: str = "") -> str:
-    """Return a text that only calls of the same sequence have; "" for other calls.
-
-    Args:
-        request: The call.
-        client: Its client, where sequences of clients are apart.
-    """
-    if request.sequence is None:
-        return ""
-    model = "" if request.model is None else request.model.name
-    return repr((client, model, request.sequence.id))

@@ -14,7 +14,6 @@ from typing import Any, Final, Self, TypeVar
 import msgspec
 
 from gateway.migration.captures.directory import OPEN, tag_of
-from gateway.migration.captures.records import CallRow, ItemRow, RecordedCall, TensorRow, WireRow
 from gateway.migration.captures.schema import (
     APPLICATION_ID,
     CALL_COLUMNS,
@@ -25,6 +24,7 @@ from gateway.migration.captures.schema import (
     VERSION,
     WIRE_COLUMNS,
 )
+from gateway.shadow.records.records import CallRow, ItemRow, RecordedCall, TensorRow, WireRow
 
 Row = TypeVar("Row", bound=msgspec.Struct)
 _Found = tuple[RecordedCall | None, str]

@@ -25,7 +25,6 @@ from gateway.migration.captures.directory import (
     sync_directory,
     tag_of,
 )
-from gateway.migration.captures.records import RecordedCall
 from gateway.migration.captures.schema import (
     APPLICATION_ID,
     CALL_COLUMNS,
@@ -35,6 +34,7 @@ from gateway.migration.captures.schema import (
     VERSION,
     WIRE_COLUMNS,
 )
+from gateway.shadow.records.records import RecordedCall
 
 log = structlog.get_logger(__name__)
 

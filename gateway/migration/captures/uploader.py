@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 from gateway.migration import names
 from gateway.migration.captures.directory import append_line, read_manifest, sealed_segments
 from gateway.migration.captures.location import upload_segment
-from gateway.migration.objects import ObjectStore, ObjectStoreError, object_store
+from gateway.shadow.objects import ObjectStore, ObjectStoreError, object_store
 from gateway.telemetry.families import counter_family, gauge_family
 
 log = structlog.get_logger(__name__)

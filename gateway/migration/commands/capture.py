@@ -34,12 +34,12 @@ from gateway.ir.errors import GatewayError
 from gateway.ir.texts import printable
 from gateway.migration.captures.capture import Capture
 from gateway.migration.captures.location import open_captures
-from gateway.migration.captures.privacy import Payload
-from gateway.migration.captures.records import INVALID_VALUES, RecordedCall
 from gateway.migration.captures.redact import Redaction, redact
 from gateway.migration.captures.segment_reader import UnreadableSegment
 from gateway.migration.commands.export import WRITERS, call_document
-from gateway.migration.objects import is_object_url
+from gateway.shadow.objects import is_object_url
+from gateway.shadow.records.privacy import Payload
+from gateway.shadow.records.records import INVALID_VALUES, RecordedCall
 
 capture = typer.Typer(
     help="Start and stop recording; show, check, export and redact what is recorded.\n\n"

@@ -25,10 +25,8 @@ from gateway.ir.limits import MessageLimits
 from gateway.ir.metadata import ModelMetadata
 from gateway.ir.tensor import Tensor
 from gateway.ir.texts import printable
-from gateway.migration.captures.records import RecordedCall, outputs_of
 from gateway.migration.commands.capture import open_capture, print_problems
 from gateway.migration.commands.export import array_of
-from gateway.migration.objects import is_object_url
 from gateway.migration.replay.convert import (
     TENSORS,
     Converter,
@@ -50,6 +48,8 @@ from gateway.registry import protocol, protocol_names
 from gateway.service import Service
 from gateway.settings.private_files import make_directory
 from gateway.settings.signature import SignatureConfig
+from gateway.shadow.objects import is_object_url
+from gateway.shadow.records.records import RecordedCall, outputs_of
 
 NPZ, TEXT = "npz", "text"
 _SUFFIXES: Final = {NPZ: ".npz", TEXT: ".txt"}

@@ -15,7 +15,7 @@ from gateway.cli.tensors import json_of
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError
 from gateway.ir.tensor import Tensor, as_items, as_numpy
-from gateway.migration.captures.records import (
+from gateway.shadow.records.records import (
     INPUT,
     OLD,
     REFUSED,

@@ -39,7 +39,6 @@ from gateway.ir.errors import GatewayError
 from gateway.ir.texts import printable
 from gateway.migration.captures.capture import Capture
 from gateway.migration.captures.directory import PERCENT
-from gateway.migration.captures.records import OK, REFUSED, RecordedCall
 from gateway.migration.captures.segment_reader import UnreadableSegment
 from gateway.migration.captures.segment_writer import SegmentWriter
 from gateway.migration.commands.capture import CaptureArgument, open_capture, print_problems
@@ -92,6 +91,7 @@ from gateway.migration.settings import MigrationConfig
 from gateway.service import Service
 from gateway.settings.private_files import make_directory
 from gateway.settings.units import Url, parse_duration, parse_url
+from gateway.shadow.records.records import OK, REFUSED, RecordedCall
 
 _QUESTION_S: Final = 5.0
 

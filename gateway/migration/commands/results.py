@@ -11,8 +11,8 @@ from gateway.migration.captures.capture import Capture
 from gateway.migration.captures.directory import MANIFEST, SEALED, read_manifest, sealed_segments
 from gateway.migration.captures.location import upload_segment
 from gateway.migration.commands.capture import open_capture
-from gateway.migration.objects import ObjectStore, ObjectStoreError, is_object_url, object_store
 from gateway.migration.replay.shards import Shard, parse_shard, shard_problems
+from gateway.shadow.objects import ObjectStore, ObjectStoreError, is_object_url, object_store
 
 
 def parse_shard_here(text: str) -> Shard:

@@ -13,8 +13,11 @@ from msgspec.structs import replace  # noqa: TID251  # rows have no wire origin
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError
 from gateway.ir.tensor import Tensor, as_items, as_numpy, as_raw
-from gateway.migration.captures.privacy import Privacy
-from gateway.migration.captures.records import (
+from gateway.migration.compare.numbers import values_of
+from gateway.migration.compare.replies import Comparison, Result
+from gateway.migration.compare.tensors import Outcome
+from gateway.shadow.records.privacy import Privacy
+from gateway.shadow.records.records import (
     INPUT,
     NEW,
     OK,
@@ -24,9 +27,6 @@ from gateway.migration.captures.records import (
     item_rows,
     tensors_of,
 )
-from gateway.migration.compare.numbers import values_of
-from gateway.migration.compare.replies import Comparison, Result
-from gateway.migration.compare.tensors import Outcome
 
 _KEPT: Final = 200
 _MAX_BYTES: Final = 64 << 20

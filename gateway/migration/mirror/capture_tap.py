@@ -6,35 +6,31 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from msgspec.structs import replace  # noqa: TID251  # a record has no wire origin
 
 from gateway.api.tap import TappedCall
 from gateway.ir.calls import Call, InferRequest, OpaqueCall, inference_of
-from gateway.ir.context import NO_CLIENT, Context, ModelRef
+from gateway.ir.context import NO_CLIENT, Context
 from gateway.ir.errors import GatewayError
 from gateway.ir.teed_body import TeeBudget, tee_body
 from gateway.ir.unread import unread_call
 from gateway.migration import names
-from gateway.migration.captures.privacy import Privacy
-from gateway.migration.captures.records import FORWARDED, Recordable
 from gateway.migration.captures.sampling import (
     CaptureCounts,
     CaptureOptions,
     CaptureSampler,
     is_shadow_call,
-    sequence_key,
 )
 from gateway.migration.mirror.outbox import Outbox
-from gateway.migration.mirror.sender import FinishedCalls, RecordSender, messages_of
-from gateway.migration.replay.wire_messages import READING_HEADERS, row_of
+from gateway.migration.replay.wire_messages import READING_HEADERS, messages_of, row_of
+from gateway.shadow.draw import sequence_key
+from gateway.shadow.records.privacy import Privacy
+from gateway.shadow.records.records import FORWARDED, Recordable
+from gateway.shadow.sender import FinishedCalls, RecordSender, with_version
 from gateway.telemetry.call_path import CallPath
 from gateway.telemetry.metrics import Metrics
-
-if TYPE_CHECKING:
-    from gateway.migration.events.choice import ServingSink
-    from gateway.migration.mirror.event_tap import EventTap
 
 GATHER_S: Final = 0.02
 """Calls wait for others for this time, which belongs to the 0.25 s that a crash may lose."""
@@ -143,15 +139,13 @@ def watch_captures(metrics: Metrics, captures: Sequence[Capturing]) -> None:
 
 
 class CapturedCall(TappedCall):
-    """A call that is recorded, if its route is, or that sinks of events get.
+    """A call that is recorded, if its route is.
 
     Attributes:
         captures: Those that chose it.
-        sinks: Those of sinks of events that chose it.
     """
 
     captures: Sequence[Capturing] = ()
-    sinks: Sequence[ServingSink] = ()
 
 
 class CaptureTap:
@@ -160,27 +154,20 @@ class CaptureTap:
     Args:
         captures: Each chooses calls for itself.
         new_path: Makes the record of a call's path.
-        events: The sinks of events, which choose calls, too; None for none.
     """
 
     def __init__(
-        self,
-        captures: Sequence[Capturing],
-        new_path: Callable[[], CallPath] = CallPath,
-        events: EventTap | None = None,
+        self, captures: Sequence[Capturing], new_path: Callable[[], CallPath] = CallPath
     ) -> None:
         self._captures = captures
-        self._events = events
         self._new_path = new_path
         self._finished = FinishedCalls(self._send)
-        tee_bytes = sum(each.options.outbox_bytes for each in captures)
-        self._tee_budget = TeeBudget(tee_bytes + (0 if events is None else events.tee_bytes))
+        self._tee_budget = TeeBudget(sum(each.options.outbox_bytes for each in captures))
 
     def begin(self, call: Call[Any], /) -> TappedCall | None:
         """Return the exchange of an inference that is sampled, else None."""
         request = call if type(call) is InferRequest else inference_of(call)
-        is_opaque = type(call) is OpaqueCall
-        if is_opaque:
+        if type(call) is OpaqueCall:
             request = InferRequest(model=call.model, context=call.context)
         if request is None:
             return None
@@ -188,18 +175,13 @@ class CaptureTap:
         for each in self._captures:  # mostly none: a comprehension costs more
             if each.chooses(request, call.context):
                 captures.append(each)  # noqa: PERF401
-        sinks: Sequence[ServingSink] = ()
-        if self._events is not None and not is_opaque:
-            sinks = self._events.choose(request, call.context)
-        if not captures and not sinks:
+        if not captures:
             return None
         started, path, teed = time.monotonic(), self._new_path(), None
         reads_elements = any(each.options.privacy.reads_elements for each in captures)
-        if sinks and self._events is not None:
-            reads_elements = reads_elements or self._events.privacy.reads_elements
         if reads_elements and type(call) is InferRequest:
             call, teed = tee_body(call, self._tee_budget)
-        return CapturedCall(call, started, path, teed=teed, captures=captures, sinks=sinks)
+        return CapturedCall(call, started, path, teed=teed, captures=captures)
 
     def end(self, exchange: TappedCall, /) -> None:
         """Pass a finished exchange to the shadow process, after the response is written."""
@@ -213,20 +195,15 @@ class CaptureTap:
         assert isinstance(exchange, CapturedCall)  # noqa: S101  # `begin` made it
         route = exchange.path.route
         captures = [each for each in exchange.captures if each.admit(route)]
-        if not captures and not exchange.sinks:
+        if not captures:
             return
         found = self._finished.recordable(exchange)
-        if found is not None:
-            request = _resolved(found[0].request, exchange.path.model)
-            found[0].request = request
-        if exchange.sinks and self._events is not None:
-            own = None if found is None else replace(found[0])
-            self._events.send(exchange.sinks, exchange, own)
         if found is None:
             for each in captures:
                 each.outbox.skip("arriving")
             return
         recordable, kept = found
+        recordable.request = with_version(recordable.request, exchange.path.model)
         for each in captures:
             own, privacy = recordable, each.options.privacy
             # A forwarded call has no tensors: its messages are its payload.
@@ -264,14 +241,6 @@ class CaptureTap:
             wire=rows,
             is_refused=True,
         )
-
-
-def _resolved(request: InferRequest | None, name: str) -> InferRequest | None:
-    """Return *request* with the name of its model, where the client sent "name-version"."""
-    model = None if request is None else request.model
-    if request is None or model is None or not name or not model.name.startswith(f"{name}-"):
-        return request
-    return request.changed(model=ModelRef(name, model.name[len(name) + 1 :]))
 
 
 def _headers(privacy: Privacy) -> frozenset[str]:

@@ -24,10 +24,7 @@ from gateway.ir.context import Client, Context, ModelRef, Need
 from gateway.ir.errors import ErrorCode, GatewayError
 from gateway.ir.identity import Identity
 from gateway.ir.metadata import ModelMetadata
-from gateway.migration.captures.privacy import Privacy
-from gateway.migration.captures.records import FORWARDED, OK, RecordedCall
-from gateway.migration.captures.sampling import CALL_BYTES, sequence_key
-from gateway.migration.captures.transfer import Confirmation, SampleMessage, ShadowRequest
+from gateway.migration.captures.sampling import CALL_BYTES
 from gateway.migration.compare.metadata_differences import metadata_differences, model_identity
 from gateway.migration.compare.output_rules import rules_of
 from gateway.migration.compare.replies import Comparison, Result, compare_results
@@ -41,6 +38,11 @@ from gateway.migration.replay.forwarded import can_forward, forwarded_call, with
 from gateway.migration.replay.replay import ReplayOutcome, ask, recorded_result
 from gateway.migration.targets import LiveMigration
 from gateway.service import Service
+from gateway.shadow.draw import sequence_key
+from gateway.shadow.packets import Sender
+from gateway.shadow.records.privacy import Privacy
+from gateway.shadow.records.records import FORWARDED, OK, RecordedCall
+from gateway.shadow.records.transfer import Confirmation, SampleMessage, ShadowRequest
 from gateway.telemetry.call_path import CALL_PATH, CallPath
 from gateway.telemetry.error_texts import brief_text, error_text
 
@@ -58,9 +60,6 @@ _MAX_MODELS: Final = 32
 # The gateway writes most of their texts itself.
 # A larger comparison would delay the replies that are being timed.
 _INLINE_BYTES: Final = 256 * 1024
-
-Sender = tuple[int, int]
-"""A serving process: the number of its socket, and its epoch."""
 
 Confirm = Callable[[int, Confirmation], None]
 

@@ -11,9 +11,6 @@ from gateway.ir.streamed_inputs import streaming_body_of
 from gateway.ir.teed_body import TeeBudget, tee_body
 from gateway.ir.unread import is_unread, is_unread_reply
 from gateway.migration import names
-from gateway.migration.captures.privacy import Privacy
-from gateway.migration.captures.records import FORWARDED
-from gateway.migration.captures.transfer import ShadowRequest
 from gateway.migration.mirror.outbox import Outbox
 from gateway.migration.mirror.sampling import (
     MAX_ITEMS,
@@ -21,8 +18,12 @@ from gateway.migration.mirror.sampling import (
     MirrorLimits,
     SamplingDecision,
 )
-from gateway.migration.mirror.sender import FinishedCalls, RecordSender, messages_of
+from gateway.migration.replay.wire_messages import messages_of
 from gateway.migration.targets import LiveMigration
+from gateway.shadow.records.privacy import Privacy
+from gateway.shadow.records.records import FORWARDED
+from gateway.shadow.records.transfer import ShadowRequest
+from gateway.shadow.sender import FinishedCalls, RecordSender
 from gateway.telemetry.metrics import Metrics
 
 # Shadow calls need everything; nothing of it is written.

@@ -1,7 +1,7 @@
 """Mirroring: the targets, the mirrors and the evidence of all migrations in the shadow process."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
 import structlog
@@ -10,7 +10,6 @@ from gateway import __version__
 from gateway.app.build.route_rules import ruled_routes
 from gateway.app.build.service_graph import ServiceGraph
 from gateway.app.listen.certificates import Certificates
-from gateway.app.processes.channel import Message
 from gateway.app.run.gateway import default_budget
 from gateway.app.run.process_parts import ProcessParts
 from gateway.app.run.worker_slot import WorkerSlot
@@ -18,7 +17,6 @@ from gateway.concurrency.background import start_background
 from gateway.concurrency.slices import in_slices
 from gateway.config.load import LoadedConfig
 from gateway.config.models import Config
-from gateway.migration.captures.transfer import Confirmation
 from gateway.migration.evidence.counts import UnusableEvidence
 from gateway.migration.mirror.mirror import Mirror
 from gateway.migration.mirror.targets import (
@@ -34,6 +32,8 @@ from gateway.policies.limits.shed_load import ProcessLoad
 from gateway.policies.shared_memory.forwarded import ForwardedRegions
 from gateway.policies.shared_memory.regions import Regions
 from gateway.settings.patterns import is_pattern
+from gateway.shadow.part import SendDocument
+from gateway.shadow.records.transfer import Confirmation
 from gateway.telemetry.call_log import CallLog
 from gateway.telemetry.metrics import Metrics
 from gateway.transports.memory_budget import MemoryBudget
@@ -73,7 +73,7 @@ class Mirroring:
         self,
         loaded: LoadedConfig,
         inboxes: Mapping[str, MirrorInbox],
-        send: Callable[[Message], Awaitable[None]],
+        send: SendDocument,
     ) -> None:
         self._send = send
         self._loaded = loaded
@@ -154,7 +154,7 @@ class Mirroring:
     async def _send_documents(self) -> None:
         mirrors = in_slices(self._mirrors.items())
         documents = {name: mirror.document() async for name, mirror in mirrors}
-        await self._send({"document": documents})
+        await self._send(documents)
 
     async def _send_evidence(self) -> None:
         """Send the evidence every second, and sooner after replies that differ."""

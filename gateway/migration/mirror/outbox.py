@@ -11,16 +11,16 @@ from typing import Protocol
 
 import structlog
 
-from gateway.migration.captures.records import RecordedCall
 from gateway.migration.captures.sampling import CaptureCounts
-from gateway.migration.captures.transfer import (
+from gateway.shadow.packet_sender import PacketSender
+from gateway.shadow.records.records import RecordedCall
+from gateway.shadow.records.transfer import (
     Confirmation,
     SampleMessage,
     ShadowRequest,
     decode_confirmation,
     encode_message,
 )
-from gateway.migration.mirror.packet_sender import PacketSender
 
 log = structlog.get_logger(__name__)
 

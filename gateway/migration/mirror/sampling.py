@@ -13,14 +13,10 @@ from typing import Final
 from gateway.ir.bounded_dict import BoundedDict
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import Context
-from gateway.migration.captures.sampling import (
-    CaptureCounts,
-    draw,
-    is_shadow_call,
-    sequence_key,
-)
-from gateway.migration.captures.token_bucket import TokenBucket
+from gateway.migration.captures.sampling import CaptureCounts, is_shadow_call
 from gateway.migration.settings import MigrationConfig
+from gateway.shadow.draw import draw, sequence_key
+from gateway.shadow.token_bucket import TokenBucket
 
 _MIB: Final = 1 << 20
 _MAX_CALLERS: Final = 4096

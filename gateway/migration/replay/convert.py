@@ -24,8 +24,8 @@ from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import ERROR_CLASSES, GatewayError, Unavailable, Unsupported
 from gateway.ir.metadata import ModelMetadata
 from gateway.ir.tensor import Tensor, items_tensor, raw_tensor
-from gateway.migration.captures.records import RecordedCall
 from gateway.service import Service
+from gateway.shadow.records.records import RecordedCall
 
 TENSORS: Final = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
 """What a tensor needs in a file that is no message of a protocol."""

@@ -7,7 +7,6 @@ from typing import Any, Final
 
 from gateway.ir.errors import GatewayError
 from gateway.migration.captures.capture import Capture
-from gateway.migration.captures.records import OK, OLD, RecordedCall
 from gateway.migration.captures.segment_reader import SegmentReader
 from gateway.migration.compare.replies import Comparison, Result
 from gateway.migration.compare.rules import OutputRules
@@ -17,6 +16,7 @@ from gateway.migration.evidence.verdicts import Evidence, evidence_of, uncompare
 from gateway.migration.replay.forwarded import of_protocol
 from gateway.migration.replay.replay import compare, recorded_result
 from gateway.migration.replay.times import times_problem
+from gateway.shadow.records.records import OK, OLD, RecordedCall
 
 
 @dataclass(frozen=True, slots=True)

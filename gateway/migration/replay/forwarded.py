@@ -27,12 +27,12 @@ from gateway.ir.errors import GatewayError, MalformedMessage, Unsupported
 from gateway.ir.limits import MessageLimits
 from gateway.ir.tensor import Tensor, array_tensor, items_tensor
 from gateway.ir.unread import message_of
-from gateway.migration.captures.records import INVALID_VALUES, OLD, RecordedCall, item_rows
 from gateway.migration.replay.wire_messages import body_of
 from gateway.migration.replay.wire_replay import recorded_request
 from gateway.policies.access.operations import PASSTHROUGH
 from gateway.registry import protocol
 from gateway.settings.units import Url
+from gateway.shadow.records.records import INVALID_VALUES, OLD, RecordedCall, item_rows
 from gateway.wire.event_stream import event_data
 
 REPLY: Final = "reply"

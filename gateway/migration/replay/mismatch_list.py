@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from gateway.ir.texts import json_without_hidden, without_hidden
-from gateway.migration.captures.records import OK, RecordedCall
 from gateway.migration.compare.replies import Comparison
 from gateway.migration.compare.summary import finite
 from gateway.migration.compare.tensors import Outcome
+from gateway.shadow.records.records import OK, RecordedCall
 
 _COLUMNS: Final = (
     "id",

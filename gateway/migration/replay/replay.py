@@ -23,16 +23,6 @@ from gateway.ir.errors import ErrorCode, GatewayError, InvalidRequest, Unsupport
 from gateway.ir.streams import close_stream
 from gateway.ir.tensor import Tensor
 from gateway.ir.unread import failure_of, is_refusal
-from gateway.migration.captures.details import details_with_refusal
-from gateway.migration.captures.records import (
-    FORWARDED,
-    OK,
-    OLD,
-    ItemRow,
-    RecordedCall,
-    item_rows,
-    outputs_of,
-)
 from gateway.migration.compare.replies import Comparison, Result, compare_results
 from gateway.migration.compare.rules import OutputRules
 from gateway.migration.compare.summary import Summary, percentile
@@ -47,6 +37,16 @@ from gateway.migration.replay.forwarded import (
 )
 from gateway.migration.replay.wire_replay import recorded_message, with_recorded_types
 from gateway.service import Service
+from gateway.shadow.records.details import details_with_refusal
+from gateway.shadow.records.records import (
+    FORWARDED,
+    OK,
+    OLD,
+    ItemRow,
+    RecordedCall,
+    item_rows,
+    outputs_of,
+)
 from gateway.telemetry.error_texts import error_text
 
 CONCURRENCY: Final = 64

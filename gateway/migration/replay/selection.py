@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from typing import Final
 
 from gateway.ir.context import ModelRef
-from gateway.migration.captures.records import RecordedCall
+from gateway.shadow.records.records import RecordedCall
 
 KEYS: Final = ("model", "version", "protocol", "client", "agent", "route", "target", "code", "kind")
 _TERM: Final = re.compile(r"\s*([a-z_]+)\s*(!?=)\s*(.*?)\s*")

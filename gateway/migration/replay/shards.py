@@ -11,9 +11,9 @@ from hashlib import blake2b
 from typing import Final
 
 from gateway.migration.captures.capture import Capture
-from gateway.migration.captures.records import RecordedCall
 from gateway.migration.captures.segment_reader import SegmentReader, UnreadableSegment
 from gateway.migration.replay.replay import sequence_key
+from gateway.shadow.records.records import RecordedCall
 
 SHARD: Final = "shard"
 """What the results of a shard have its text, such as "3/16", under."""

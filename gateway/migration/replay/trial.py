@@ -9,7 +9,6 @@ from pathlib import Path
 
 from gateway.ir.context import ModelRef
 from gateway.migration.captures.capture import Capture
-from gateway.migration.captures.records import REFUSED, RecordedCall
 from gateway.migration.captures.segment_reader import UnreadableSegment
 from gateway.migration.compare.conditions import Condition, parse_fail_if
 from gateway.migration.compare.output_rules import rules_of
@@ -20,6 +19,7 @@ from gateway.migration.settings import MIGRATIONS, MigrationConfig
 from gateway.routing.rolling.settings import RollingLoadConfig, TrialResult, WarmUpConfig
 from gateway.service import Service
 from gateway.settings.config_view import ConfigView
+from gateway.shadow.records.records import REFUSED, RecordedCall
 
 _CONCURRENCY = 4
 """Calls at the same time: the server serves clients of other models meanwhile."""

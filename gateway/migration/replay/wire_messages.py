@@ -7,9 +7,10 @@ from typing import Any, Final, cast
 import orjson
 
 from gateway.api.protocol import GrpcBinding, HttpBinding, StreamBinding
+from gateway.api.tap import TappedCall
 from gateway.ir.errors import MalformedMessage
 from gateway.ir.limits import MessageLimits
-from gateway.migration.captures.records import WireRow
+from gateway.shadow.records.records import WireRow
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus
 from gateway.wire.http import Headers, HttpRequest, HttpResponse, view_of
 from gateway.wire.stream import Frame, Framer
@@ -86,6 +87,29 @@ def row_of(side: str, place: int, message: Message, headers: Container[str] | No
     view = _view_of(message)
     body = cast("bytes", view) if view.nbytes > _SMALL_BYTES else bytes(view)
     return WireRow(side, place, orjson.dumps(head_of(message, headers)).decode(), body)
+
+
+def messages_of(
+    exchange: TappedCall, kept: memoryview, headers: Container[str] | None
+) -> list[WireRow]:
+    """Return the messages of an exchange.
+
+    Args:
+        exchange: The call, with its responses.
+        kept: What its teed body kept.
+        headers: What their heads include, as for `row_of`; None for a message that is sent, and
+            not recorded.
+    """
+    responses = enumerate(exchange.responses)
+    rows = [row_of("reply", place, each, headers) for place, each in responses]
+    origin = exchange.call.context.origin
+    if origin is None:
+        return rows
+    is_recorded = headers is not None and origin.recorded is not None
+    row = row_of("request", 0, origin.recorded if is_recorded else origin.wire, headers)
+    if kept:
+        row = WireRow(row.side, row.place, row.head, b"".join((row.body, kept)))
+    return [row, *rows]
 
 
 def _view_of(message: Message) -> memoryview:

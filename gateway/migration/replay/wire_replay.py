@@ -19,9 +19,9 @@ from gateway.ir.errors import (
 from gateway.ir.metadata import TensorMetadata
 from gateway.ir.tensor import Tensor
 from gateway.ir.untyped import typed_tensor
-from gateway.migration.captures.records import INVALID_VALUES, RecordedCall
 from gateway.migration.compare.replies import Result
 from gateway.migration.replay.wire_messages import request_of
+from gateway.shadow.records.records import INVALID_VALUES, RecordedCall
 from gateway.wire.grpc import GrpcRequest
 from gateway.wire.http import Headers, HttpRequest
 

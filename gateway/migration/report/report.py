@@ -13,7 +13,6 @@ from hashlib import blake2b
 from typing import Any, Final
 
 from gateway.ir.texts import utc_text
-from gateway.migration.captures.records import REFUSED, CallRow
 from gateway.migration.compare.statistics import (
     confidence_sequence,
     quantile_bounds,
@@ -30,6 +29,7 @@ from gateway.migration.report.plots import (
     histogram_plot,
 )
 from gateway.migration.report.samples import sample_section
+from gateway.shadow.records.records import REFUSED, CallRow
 
 _SAMPLES: Final = 10
 _POINTS: Final = 40

@@ -6,13 +6,13 @@ from typing import Final
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError
 from gateway.ir.tensor import Tensor, as_items, as_numpy
-from gateway.migration.captures.records import RecordedCall
 from gateway.migration.compare.numbers import values_of
 from gateway.migration.compare.replies import Result
 from gateway.migration.replay.differences import ComparedCall
 from gateway.migration.replay.replay import recorded_result
 from gateway.migration.report.blocks import Block, Plot, Section, TextTable
 from gateway.migration.report.plots import values_plot
+from gateway.shadow.records.records import RecordedCall
 
 _TENSORS: Final = 16
 _PLOTS: Final = 4

@@ -15,14 +15,13 @@ import numpy.typing as npt
 import yaml
 
 from gateway.app import Gateway, complete_service, connect
-from gateway.cli.demo.config import demo_config
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import Context, ModelRef
 from gateway.ir.tensor import array_tensor, as_numpy
-from gateway.migration.mirror.keeper import ShadowKeeper
+from gateway.migration.mirror.shadow_evidence import ShadowEvidence
 from gateway.migration.serving import MigrationServing
 from gateway.settings.units import parse_url
-from tests.integration.asking_kit import WHOLE, running, urls
+from tests.integration.asking_kit import WHOLE, running, server_config, urls
 from tests.integration.http_kit import eventually
 
 NAME = "digits"
@@ -31,19 +30,12 @@ RULES = {"outputs": {"label": "exact", "probabilities": {"top_k": 1}}}
 Scans = npt.NDArray[np.float32]
 
 
-def keeper_of(gateway: Gateway) -> ShadowKeeper:
-    """Return the keeper of the shadow process of a gateway without workers."""
+def evidence_of(gateway: Gateway) -> ShadowEvidence:
+    """Return what the shadow process of a gateway without workers finds."""
     part = gateway.parts._parts["migration"]
     assert isinstance(part, MigrationServing)
-    assert part.keeper is not None
-    return part.keeper
-
-
-def server_config() -> str:
-    """Return a configuration that serves both versions of the demo's model."""
-    config = demo_config(http="127.0.0.1:0", grpc="127.0.0.1:0", admin="off")
-    config["lifecycle"] = {"pre_stop": "0s", "drain": "1s"}
-    return yaml.safe_dump(config)
+    assert part.evidence is not None
+    return part.evidence
 
 
 def migration_config(
@@ -135,7 +127,7 @@ async def evidence(
     """Return the first evidence of a migration that fulfils *condition*."""
 
     def so_far() -> Mapping[str, Any] | None:
-        found = keeper_of(gateway).evidence.get(migration)
+        found = evidence_of(gateway).evidence.get(migration)
         return None if found is None or not condition(found.document) else found.document
 
     document = await eventually(so_far)

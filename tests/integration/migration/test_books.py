@@ -20,13 +20,13 @@ from msgspec.structs import replace  # noqa: TID251  # rows have no wire origin
 from gateway.app import Gateway, complete_service, connect
 from gateway.migration.callers.inventory import StockRow, merged_rows
 from gateway.migration.captures.capture import Capture
-from gateway.migration.captures.records import RecordedCall
 from gateway.migration.compare.rules import OutputRules
 from gateway.migration.compare.tensors import Outcome
 from gateway.migration.replay.forwarded import codec_of
 from gateway.migration.replay.replay import Replay, ReplayOptions, ReplayReport
 from gateway.registry import PROTOCOLS, protocol
 from gateway.settings.units import Url, parse_url
+from gateway.shadow.records.records import RecordedCall
 from gateway.wire.errors import SUCCESSES
 from tests.integration.asking_kit import running
 from tests.integration.cli_kit import gateway as gateway_command

@@ -18,7 +18,8 @@ from gateway.migration.captures.directory import open_segments, read_manifest, s
 from tests.integration import workers_kit
 from tests.integration.cli_kit import serving
 from tests.integration.workers_kit import connect, eventually
-from tests.unit.migration.captures.kit import FULL, recordable, recorder, request
+from tests.unit.migration.captures.kit import recorder
+from tests.unit.shadow.kit import FULL, recordable, request
 
 pytestmark = pytest.mark.slow
 

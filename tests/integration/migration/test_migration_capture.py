@@ -13,8 +13,9 @@ from sklearn.datasets import load_digits
 from gateway.app import Gateway
 from gateway.ir.tensor import as_raw
 from gateway.migration.captures.capture import Capture
-from gateway.migration.captures.records import RecordedCall
-from gateway.migration.captures.sampling import SHADOW_HEADER, draw
+from gateway.migration.captures.sampling import SHADOW_HEADER
+from gateway.shadow.draw import draw
+from gateway.shadow.records.records import RecordedCall
 from tests.integration.asking_kit import ask, running, urls
 from tests.integration.migration import mirror_kit as kit
 
@@ -119,7 +120,7 @@ async def test_captures_of_gateway_and_migration_are_independent(
             await language(gateway)
             await kit.until(gateway, lambda found: found["gateway_capture_calls_total"] == 9)
             sample = await kit.evidence(gateway, lambda found: len(found["samples"]) > 0)
-            sample_document = await kit.keeper_of(gateway).sample(
+            sample_document = await kit.evidence_of(gateway).sample(
                 kit.NAME, sample["samples"][0]["id"]
             )
     everything = list(Capture(tmp_path / "all").calls())

@@ -11,7 +11,7 @@ import yaml
 from sklearn.datasets import load_digits
 
 from gateway.app import Gateway
-from tests.integration.asking_kit import running, urls
+from tests.integration.asking_kit import running, server_config, urls
 from tests.integration.migration import mirror_kit as kit
 
 pytestmark = pytest.mark.timeout(120)
@@ -32,7 +32,7 @@ async def different_rows(gateway: Gateway, samples: list[dict[str, object]]) -> 
     rows = []
     for each in samples:
         if each["outcome"] == "mismatch":
-            sample = await kit.keeper_of(gateway).sample(kit.NAME, str(each["id"]))
+            sample = await kit.evidence_of(gateway).sample(kit.NAME, str(each["id"]))
             assert sample is not None
             rows.append(int(sample["request_id"].removeprefix("row-")))
     return sorted(rows)
@@ -49,7 +49,7 @@ async def test_held_out_scans_differ_in_8_rows(scans: kit.Scans) -> None:
             counts = await kit.until(gateway, kit.is_balanced)
             assert kit.total(counts, "gateway_migration_output_mismatches_total") == 16
             assert kit.total(counts, "gateway_migration_latency_seconds") > 0
-            kit.keeper_of(gateway).reset_evidence(kit.NAME)
+            kit.evidence_of(gateway).reset_evidence(kit.NAME)
             await kit.evidence(gateway, lambda found: found["compared"] == 0)
             await kit.classify(gateway, "trtis.http", scans[:2])
             anew = await kit.evidence(gateway, kit.has_compared(2))
@@ -97,8 +97,6 @@ async def test_every_pair_of_protocols_finds_the_difference(scans: kit.Scans) ->
             for number in range(len(PROTOCOLS)):
                 for protocol in PROTOCOLS:
                     await kit.classify(gateway, protocol, some, model=f"m{number}")
-            keeper = kit.keeper_of(gateway)
-            assert keeper is not None
             for number, protocol in enumerate(PROTOCOLS):
                 found = await kit.evidence(
                     gateway, kit.has_compared(3 * len(PROTOCOLS)), f"m{number}"
@@ -110,7 +108,7 @@ async def test_every_pair_of_protocols_finds_the_difference(scans: kit.Scans) ->
 
 async def test_in_process_models_are_compared(scans: kit.Scans) -> None:
     """A shadow call of an in-process model runs on its copy in the shadow process."""
-    config = yaml.safe_load(kit.server_config())
+    config = yaml.safe_load(server_config())
     config["admin"] = {"address": "127.0.0.1:0", "metrics": None}
     config["routes"] = [
         {
@@ -197,8 +195,8 @@ async def test_old_target_gets_the_shadow_call_of_the_new_one(scans: kit.Scans) 
         async with running(text) as gateway:
             labels = await kit.classify(gateway, "oip.grpc", scans[DIFFERENT])
             found = await kit.evidence(gateway, kit.has_compared(8))
-            keeper = kit.keeper_of(gateway)
-            samples = [await keeper.sample(kit.NAME, each["id"]) for each in found["samples"]]
+            source = kit.evidence_of(gateway)
+            samples = [await source.sample(kit.NAME, each["id"]) for each in found["samples"]]
     assert found["outcomes"]["mismatch"] == 8
     assert len(labels) == 8
     assert {None if each is None else each["served_by"] for each in samples} == {"new"}
@@ -215,7 +213,7 @@ async def test_samples_have_elements_only_with_full_payload(
                 await kit.classify(gateway, "oip.grpc", scans[[DIFFERENT[0]]])
                 found = await kit.evidence(gateway, kit.has_compared(1))
                 sample_id = found["samples"][0]["id"]
-                sample = await kit.keeper_of(gateway).sample(kit.NAME, sample_id)
+                sample = await kit.evidence_of(gateway).sample(kit.NAME, sample_id)
                 assert sample is not None
         (pixels,) = sample["inputs"]
         labels = [

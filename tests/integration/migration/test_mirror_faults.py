@@ -17,6 +17,7 @@ from sklearn.datasets import load_digits
 from tests.integration import workers_kit
 from tests.integration.asking_kit import running
 from tests.integration.migration import mirror_kit as kit
+from tests.integration.shadow_kit import shadow_pid
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -96,13 +97,9 @@ async def test_killed_shadow_process_fails_no_call(scans: kit.Scans) -> None:
         text = kit.migration_config(url["oip.grpc"], url["oip.http"])
         async with running(text) as gateway:
             expected = await kit.classify(gateway, "oip.grpc", scans[:4])
-            keeper = kit.keeper_of(gateway)
-            assert keeper is not None
-            assert keeper.pid is not None
             for _ in range(2):
                 restarts = (await kit.metrics(gateway))["gateway_shadow_restarts_total"]
-                assert keeper.pid is not None
-                os.kill(keeper.pid, signal.SIGKILL)
+                os.kill(shadow_pid(gateway), signal.SIGKILL)
                 found = await kit.classify(gateway, "oip.grpc", scans[:4])
                 assert np.array_equal(found, expected)
                 await kit.until(
@@ -123,15 +120,13 @@ async def test_stopped_shadow_process_fails_no_call(scans: kit.Scans) -> None:
     async with kit.servers() as url:
         text = kit.migration_config(url["oip.grpc"], url["oip.http"])
         async with running(text) as gateway:
-            keeper = kit.keeper_of(gateway)
-            assert keeper is not None
-            assert keeper.pid is not None
-            os.kill(keeper.pid, signal.SIGSTOP)
+            pid = shadow_pid(gateway)
+            os.kill(pid, signal.SIGSTOP)
             try:
                 labels = await kit.classify(gateway, "oip.grpc", scans)
                 stopped = await kit.metrics(gateway)
             finally:
-                os.kill(keeper.pid, signal.SIGCONT)
+                os.kill(pid, signal.SIGCONT)
             assert len(labels) == 450
             assert kit.total(stopped, "gateway_migration_samples_total") == 0
             counts = await kit.until(gateway, kit.is_balanced)

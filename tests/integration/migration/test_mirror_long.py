@@ -19,9 +19,9 @@ from gateway.app import Gateway, complete_service, connect
 from gateway.ir.calls import InferRequest, StreamInferRequest
 from gateway.ir.context import Context, ModelRef
 from gateway.ir.tensor import array_tensor, as_items, as_numpy
-from gateway.migration.captures.sampling import draw
 from gateway.schema import open_inference_pb2 as pb
 from gateway.settings.units import parse_url
+from gateway.shadow.draw import draw
 from tests.integration.asking_kit import WHOLE, running, urls
 from tests.integration.cut_kit import MIB, Far, request
 from tests.integration.http_kit import Answer, Raw, eventually

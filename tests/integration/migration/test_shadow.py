@@ -62,7 +62,7 @@ def shadow_pid(gateway: Gateway) -> int:
     (found,) = [
         int(pid)
         for pid in children
-        if b"gateway.migration.mirror.process" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        if b"gateway.shadow.process" in Path(f"/proc/{pid}/cmdline").read_bytes()
     ]
     return found
 

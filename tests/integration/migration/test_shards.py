@@ -15,9 +15,9 @@ from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import CallSequence, Context, ModelRef, Need
 from gateway.ir.tensor import array_tensor
 from gateway.migration.captures.capture import Capture
-from gateway.migration.captures.privacy import Privacy
-from gateway.migration.captures.records import Recordable
 from gateway.migration.replay.shards import Shard, parse_shard
+from gateway.shadow.records.privacy import Privacy
+from gateway.shadow.records.records import Recordable
 from tests.integration.cli_kit import Running, gateway, serving
 from tests.unit.migration.captures.kit import recorder
 

@@ -15,9 +15,9 @@ from gateway.ir.context import ModelRef
 from gateway.ir.errors import Unsupported
 from gateway.ir.limits import MessageLimits
 from gateway.migration.captures.capture import Capture
-from gateway.migration.captures.records import OLD
 from gateway.registry import PROTOCOLS, protocol
 from gateway.settings.signature import SignatureConfig
+from gateway.shadow.records.records import OLD
 from tests.integration.asking_kit import ask, running
 from tests.integration.migration.digits_kit import SCANS, demo_text
 

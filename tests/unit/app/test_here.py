@@ -233,7 +233,7 @@ REFUSALS = {
     "gateway/app/workers/supervisor.py": "what a worker says, and ports in use",
     "gateway/migration/cutover/controller.py": "states of an earlier run: the folder is a case",
     "gateway/migration/cutover/kubernetes_replicas.py": "the environment of a pod",
-    "gateway/migration/mirror/keeper.py": "a process that cannot be started",
+    "gateway/shadow/keeper.py": "a process that cannot be started",
 }
 
 

@@ -17,7 +17,9 @@ from gateway.telemetry.names import METRICS, Metric, MetricCell
 
 PACKAGE = Path(__file__).parents[3] / "gateway"
 NAME = re.compile(r"(gateway|nv)_[a-z0-9_]+")
-TABLES = frozenset({"telemetry/names.py", "migration/names.py"})
+TABLES = frozenset(
+    f"{package}/names.py" for package in ("telemetry", "events", "migration", "shadow")
+)
 NO_METRICS = frozenset(
     {"gateway_call_path", "gateway_attempt", "gateway_quota_notes", "gateway_completion_service"}
 )

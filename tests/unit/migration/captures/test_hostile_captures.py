@@ -12,11 +12,12 @@ from msgspec.structs import replace  # noqa: TID251  # rows have no wire origin
 from gateway.migration.captures import segment_reader
 from gateway.migration.captures.capture import Capture
 from gateway.migration.captures.directory import SEALED
-from gateway.migration.captures.privacy import Hasher
-from gateway.migration.captures.records import RecordedCall, record_of
 from gateway.migration.captures.segment_reader import SegmentReader, UnreadableSegment
 from gateway.migration.captures.segment_writer import SegmentWriter, recover
-from tests.unit.migration.captures.kit import FULL, record, recordable
+from gateway.shadow.records.privacy import Hasher
+from gateway.shadow.records.records import RecordedCall, record_of
+from tests.unit.migration.captures.kit import record
+from tests.unit.shadow.kit import FULL, recordable
 
 
 @pytest.fixture(scope="module")

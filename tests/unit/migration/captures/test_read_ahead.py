@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.migration.captures.records import CallRow, ItemRow, RecordedCall, TensorRow
 from gateway.migration.captures.segment_reader import SegmentReader
 from gateway.migration.captures.segment_writer import SegmentWriter
+from gateway.shadow.records.records import CallRow, ItemRow, RecordedCall, TensorRow
 
 
 def record(number: int, data: bytes = b"\0" * 16) -> RecordedCall:

@@ -29,17 +29,12 @@ from gateway.migration.captures.directory import (
     read_manifest,
     tag_of,
 )
-from gateway.migration.captures.privacy import Privacy
-from gateway.migration.captures.sampling import CaptureOptions, draw
+from gateway.migration.captures.sampling import CaptureOptions
 from gateway.settings.private_files import make_directory, replace_private, write_private
-from tests.unit.migration.captures.kit import (
-    FULL,
-    LocalCapture,
-    record,
-    recordable,
-    recorder,
-    request,
-)
+from gateway.shadow.draw import draw
+from gateway.shadow.records.privacy import Privacy
+from tests.unit.migration.captures.kit import LocalCapture, record, recorder
+from tests.unit.shadow.kit import FULL, recordable, request
 
 
 def assert_balanced(made: LocalCapture) -> None:
@@ -185,7 +180,8 @@ def test_models_option_selects_the_recorded_models(tmp_path: Path) -> None:
 _WRITER = """
 import sys
 from pathlib import Path
-from tests.unit.migration.captures.kit import FULL, LocalCapture, recordable, recorder
+from tests.unit.migration.captures.kit import LocalCapture, recorder
+from tests.unit.shadow.kit import FULL, recordable
 
 made = recorder(Path(sys.argv[1]), FULL)
 number = 0

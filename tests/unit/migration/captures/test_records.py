@@ -17,19 +17,12 @@ from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import ErrorCode, GatewayError
 from gateway.ir.tensor import Tensor
 from gateway.migration.captures.capture import Capture, _by_start
-from gateway.migration.captures.privacy import Hasher, Privacy, is_credential
-from gateway.migration.captures.records import Recordable, RecordedCall, record_of, with_hashes
 from gateway.migration.captures.redact import Redaction, redact
 from gateway.migration.captures.segment_reader import SegmentReader
-from tests.unit.migration.captures.kit import (
-    FULL,
-    HEADER,
-    SECRET,
-    record,
-    recordable,
-    recorder,
-    request,
-)
+from gateway.shadow.records.privacy import Hasher, Privacy, is_credential
+from gateway.shadow.records.records import Recordable, RecordedCall, record_of, with_hashes
+from tests.unit.migration.captures.kit import record, recorder
+from tests.unit.shadow.kit import FULL, HEADER, SECRET, recordable, request
 
 
 def contents(directory: Path) -> bytes:

@@ -10,8 +10,9 @@ from gateway.migration.captures.capture import Capture
 from gateway.migration.captures.directory import append_line, read_manifest, sealed_segments
 from gateway.migration.captures.location import open_captures
 from gateway.migration.captures.uploader import CaptureUploader
-from gateway.migration.objects import FolderStore, ObjectStoreError
-from tests.unit.migration.captures.kit import record, recordable, recorder
+from gateway.shadow.objects import FolderStore, ObjectStoreError
+from tests.unit.migration.captures.kit import record, recorder
+from tests.unit.shadow.kit import recordable
 
 
 class FailingStore(FolderStore):

@@ -11,10 +11,10 @@ import pytest
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import Context, ModelRef
 from gateway.ir.tensor import array_tensor, items_tensor
-from gateway.migration.captures.privacy import Privacy
-from gateway.migration.captures.records import INPUT, OLD, RecordedCall, record_of
 from gateway.migration.commands import export
-from tests.unit.migration.captures.kit import FULL, recordable
+from gateway.shadow.records.privacy import Privacy
+from gateway.shadow.records.records import INPUT, OLD, RecordedCall, record_of
+from tests.unit.shadow.kit import FULL, recordable
 
 X = np.arange(4, dtype=np.float32).reshape(1, 4)
 

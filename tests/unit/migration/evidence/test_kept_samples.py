@@ -13,11 +13,11 @@ from gateway.ir.context import Context, ModelRef
 from gateway.ir.datatypes import Datatype, bf16_of_fp32
 from gateway.ir.errors import ErrorCode
 from gateway.ir.tensor import Tensor, array_tensor, raw_tensor
-from gateway.migration.captures.privacy import Privacy
-from gateway.migration.captures.records import CallRow, Recordable, RecordedCall, record_of
 from gateway.migration.compare.replies import Result, compare_results
 from gateway.migration.compare.rules import OutputRules
 from gateway.migration.evidence.kept_samples import ErrorTexts, KeptSamples, kept_sample
+from gateway.shadow.records.privacy import Privacy
+from gateway.shadow.records.records import CallRow, Recordable, RecordedCall, record_of
 
 FULL = Privacy(payload="full")
 FLOATS = np.array([np.nan, np.inf, -np.inf, 1.5], np.float32)

@@ -19,21 +19,21 @@ from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, Unavailable
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
 from gateway.ir.tensor import Tensor, array_tensor, items_tensor
-from gateway.migration.captures.privacy import Privacy
-from gateway.migration.captures.records import FORWARDED, Recordable, RecordedCall, record_of
-from gateway.migration.captures.sampling import sequence_key
-from gateway.migration.captures.transfer import (
+from gateway.migration.mirror.mirror import Mirror
+from gateway.migration.replay.forwarded import codec_of
+from gateway.migration.replay.wire_messages import row_of
+from gateway.migration.targets import live_migrations
+from gateway.settings.units import parse_url
+from gateway.shadow.draw import sequence_key
+from gateway.shadow.records.privacy import Privacy
+from gateway.shadow.records.records import FORWARDED, Recordable, RecordedCall, record_of
+from gateway.shadow.records.transfer import (
     Confirmation,
     SampleMessage,
     ShadowRequest,
     decode_message,
     encode_message,
 )
-from gateway.migration.mirror.mirror import Mirror
-from gateway.migration.replay.forwarded import codec_of
-from gateway.migration.replay.wire_messages import row_of
-from gateway.migration.targets import live_migrations
-from gateway.settings.units import parse_url
 from gateway.telemetry.error_texts import error_text
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 from tests.fakes import settle

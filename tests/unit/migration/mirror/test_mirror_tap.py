@@ -11,11 +11,11 @@ from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import Context, ModelRef, Origin
 from gateway.ir.errors import InvalidRequest
 from gateway.migration.mirror.mirror_tap import MirrorTap
-from gateway.migration.mirror.packets import socket_pair
 from gateway.migration.mirror.sampling import MirrorLimits
 from gateway.migration.replay.wire_messages import row_of
 from gateway.migration.targets import live_migrations
 from gateway.policies.tap import SampleCalls
+from gateway.shadow.packets import socket_pair
 from gateway.telemetry.call_path import CALL_PATH, CallPath
 from gateway.wire.http import HttpRequest, HttpResponse
 from tests.fakes import settle

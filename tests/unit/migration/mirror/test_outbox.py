@@ -15,19 +15,19 @@ from gateway.ir.context import ModelRef
 from gateway.ir.data import RawData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.tensor import Tensor
-from gateway.migration.captures.privacy import Privacy
-from gateway.migration.captures.records import RecordedCall, record_of
 from gateway.migration.captures.sampling import CaptureOptions, CaptureSampler
-from gateway.migration.captures.transfer import (
+from gateway.migration.mirror.outbox import Outbox
+from gateway.shadow.packets import PACKET_BYTES, PacketReader, socket_pair
+from gateway.shadow.records.privacy import Privacy
+from gateway.shadow.records.records import RecordedCall, record_of
+from gateway.shadow.records.transfer import (
     Confirmation,
     SampleMessage,
     decode_message,
     encode_confirmation,
 )
-from gateway.migration.mirror.outbox import Outbox
-from gateway.migration.mirror.packets import PACKET_BYTES, PacketReader, socket_pair
 from tests.fakes import settle
-from tests.unit.migration.captures.kit import FULL, recordable
+from tests.unit.shadow.kit import FULL, recordable
 
 
 class Shadow:

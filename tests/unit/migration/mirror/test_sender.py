@@ -15,14 +15,14 @@ from gateway.ir.data import SharedMemoryData, StreamedData, TensorData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.teed_body import TeeBudget, TeedBody
 from gateway.ir.tensor import Tensor, array_tensor, as_numpy
-from gateway.migration.captures.privacy import Privacy
-from gateway.migration.captures.records import record_of
 from gateway.migration.captures.sampling import CaptureOptions, CaptureSampler
 from gateway.migration.mirror.outbox import Outbox
-from gateway.migration.mirror.packets import socket_pair
-from gateway.migration.mirror.sender import FinishedCalls, RecordSender
+from gateway.shadow.packets import socket_pair
+from gateway.shadow.records.privacy import Privacy
+from gateway.shadow.records.records import record_of
+from gateway.shadow.sender import FinishedCalls, RecordSender
 from tests.fakes import FakeArriving, settle
-from tests.unit.migration.captures.kit import recordable, request
+from tests.unit.shadow.kit import recordable, request
 
 
 async def test_calls_are_sent_in_the_next_loop_iteration() -> None:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from gateway.migration.captures.capture import Capture
-from gateway.migration.captures.records import CallRow, ItemRow, RecordedCall, TensorRow
 from gateway.migration.captures.segment_writer import SegmentWriter
 from gateway.migration.compare.rules import OutputRule, OutputRules
 from gateway.migration.compare.summary import Summary
@@ -17,6 +16,7 @@ from gateway.migration.compare.tensors import Outcome
 from gateway.migration.evidence.guards import Guards
 from gateway.migration.replay.differences import compare_captures
 from gateway.migration.settings import ErrorsGuardConfig, GuardsConfig
+from gateway.shadow.records.records import CallRow, ItemRow, RecordedCall, TensorRow
 
 NAN = float("nan")
 

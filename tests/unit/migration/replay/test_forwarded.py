@@ -10,12 +10,12 @@ from google.protobuf.descriptor import Descriptor
 
 from gateway.ir.errors import MalformedMessage
 from gateway.ir.tensor import as_items, as_numpy
-from gateway.migration.captures.records import CallRow, RecordedCall, WireRow
 from gateway.migration.compare.replies import Result, compare_results
 from gateway.migration.compare.rules import OutputRules
 from gateway.migration.compare.tensors import Outcome
 from gateway.migration.replay.forwarded import forwarded_outputs
 from gateway.registry import PROTOCOLS, protocol
+from gateway.shadow.records.records import CallRow, RecordedCall, WireRow
 
 HEAD = '{"carrier": "http", "method": "POST", "path": "/v1/models/m:classify"}'
 

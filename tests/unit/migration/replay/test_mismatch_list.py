@@ -11,10 +11,10 @@ import pytest
 
 from gateway.ir.errors import ErrorCode
 from gateway.ir.tensor import array_tensor
-from gateway.migration.captures.records import CallRow, RecordedCall
 from gateway.migration.compare.replies import Comparison, Result, compare_results
 from gateway.migration.compare.rules import OutputRules
 from gateway.migration.replay.mismatch_list import MismatchList
+from gateway.shadow.records.records import CallRow, RecordedCall
 
 
 def record(number: int, client_id: str) -> RecordedCall:

@@ -18,8 +18,6 @@ from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import ErrorCode, InvalidRequest, NotFound, NotSent
 from gateway.ir.tensor import Tensor, array_tensor, as_numpy
 from gateway.migration.captures.capture import Capture
-from gateway.migration.captures.privacy import Privacy
-from gateway.migration.captures.records import FORWARDED, Recordable, RecordedCall
 from gateway.migration.compare.conditions import parse_fail_if, parse_fail_unless
 from gateway.migration.compare.replies import Result
 from gateway.migration.compare.rules import OutputRule, OutputRules
@@ -34,8 +32,11 @@ from gateway.migration.replay.replay import (
     replayed_call,
 )
 from gateway.migration.replay.selection import parse_models, parse_selection
+from gateway.shadow.records.privacy import Privacy
+from gateway.shadow.records.records import FORWARDED, Recordable, RecordedCall
 from tests.fakes import FakeStream, ScriptedService
-from tests.unit.migration.captures.kit import recordable, recorder
+from tests.unit.migration.captures.kit import recorder
+from tests.unit.shadow.kit import recordable
 
 SERVER = Origin("oip.http", None)
 FULL = Privacy(payload="full", parameters=True)

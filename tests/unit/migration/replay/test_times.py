@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from gateway.migration.captures.capture import Capture
-from gateway.migration.captures.records import CallRow, ItemRow, RecordedCall
 from gateway.migration.captures.segment_writer import SegmentWriter
 from gateway.migration.compare.conditions import parse_fail_if
 from gateway.migration.compare.replies import Comparison
@@ -18,6 +17,7 @@ from gateway.migration.evidence.guards import Guards
 from gateway.migration.replay.replay import ReplayOptions
 from gateway.migration.replay.times import description, replay_problem, times_problem
 from gateway.migration.settings import GuardsConfig, LatencyGuardConfig
+from gateway.shadow.records.records import CallRow, ItemRow, RecordedCall
 
 RECORDED = ReplayOptions(speed=1.0)
 

@@ -17,7 +17,6 @@ from gateway.ir.context import Context, ModelRef
 from gateway.ir.tensor import Tensor, array_tensor, items_tensor
 from gateway.ir.texts import utc_text, visible
 from gateway.migration.captures.capture import Capture
-from gateway.migration.captures.privacy import Privacy
 from gateway.migration.captures.sampling import CaptureOptions
 from gateway.migration.commands.replay import shown_command
 from gateway.migration.commands.report import server_row
@@ -34,7 +33,9 @@ from gateway.migration.report.report import (
     report_sections,
 )
 from gateway.migration.settings import GuardsConfig, MismatchGuardConfig
-from tests.unit.migration.captures.kit import LocalCapture, recordable, recorder
+from gateway.shadow.records.privacy import Privacy
+from tests.unit.migration.captures.kit import LocalCapture, recorder
+from tests.unit.shadow.kit import recordable
 
 HOSTILE = "<script>alert(1)</script>|`x`](javascript:alert(1))\n# \u202ehttp://evil www.evil @all"
 SECOND_US = 1_000_000
