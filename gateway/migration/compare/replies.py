@@ -122,6 +122,9 @@ def compare_results(
         outputs |= _compared(old_texts, new_texts, rules, classes, batched=False)
     if len(old_items) != len(new_items):
         reason = f"{len(old_items)} replies became {len(new_items)}"
+        found = TensorComparison(Outcome.STRUCTURE, reason)
+        names = {name for each in (*old_items, *new_items) for name, _, _ in _pairs(each, ())}
+        outputs |= {name: found for name in sorted(names) if not rules.ignores(name)}
         return Comparison(Outcome.STRUCTURE, reason, outputs)
     for a, b in zip(old_items, new_items, strict=True):
         for name, found in _compared(a, b, rules, classes, batched=batched).items():

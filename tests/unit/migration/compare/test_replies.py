@@ -105,6 +105,19 @@ def test_numbers_of_a_stream_are_compared_item_by_item() -> None:
     assert compare_results(old, Result(((y(1),),)), OutputRules()).outcome is Outcome.STRUCTURE
 
 
+@pytest.mark.parametrize("streams", ["join", "items"])
+@pytest.mark.parametrize("numbers", [(), (1,), (1, 2, 2), (2, 1)])
+def test_a_stream_that_differs_is_a_mismatch_of_its_outputs(
+    numbers: tuple[int, ...], streams: str
+) -> None:
+    """Items that are missing, there twice or in another order count for `mismatch.OUTPUT`."""
+    old = Result(((y(1),), (y(2),)))
+    new = Result(tuple((y(each),) for each in numbers))
+    summary = Summary()
+    summary.add("c0", compare_results(old, new, OutputRules(), streams=streams))
+    assert summary.counts("mismatch.y") == summary.counts("mismatch") == (1, 1)
+
+
 def summary_of(bad: int, total: int) -> Summary:
     summary = Summary()
     for number in range(total):
