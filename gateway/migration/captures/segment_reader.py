@@ -184,10 +184,11 @@ class SegmentReader:
         self._last = number
         return self._delivered(number, self._read(number) if found is None else found)
 
-    def request_ids(self) -> Iterator[tuple[int, str]]:
-        """Yield the number and the request id of each call, damaged ones included."""
+    def request_ids(self) -> Iterator[tuple[int, str, int]]:
+        """Yield the number, the request id and the start of each call, damaged ones included."""
         try:
-            yield from self._database.execute("SELECT seq, request_id FROM calls ORDER BY seq")
+            run = self._database.execute
+            yield from run("SELECT seq, request_id, at_us FROM calls ORDER BY seq")
         except sqlite3.Error as error:
             self.problems.append(f"{self.path.name}: {error}")
 

@@ -402,6 +402,7 @@ async def _run(  # noqa: PLR0913, PLR0917  # what the flags become
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGINT, running.stop)
     recorded_percent = _percent(capture)
+    dropped = sum(capture.dropped_calls().values())
     try:
         with progress:
             report = await running.run(_selected(capture, selection, part))
@@ -417,6 +418,7 @@ async def _run(  # noqa: PLR0913, PLR0917  # what the flags become
             recorded_percent=recorded_percent,
             is_selection=selection != Selection() or part is not None,
             left_out=running.report.left_out.total(),
+            dropped_percent=100 * dropped / max(1, dropped + running.report.sent),
         )
         if writer is not None:
             writer.close(description(options, problem))

@@ -16,23 +16,6 @@ from gateway.migration.compare.tensors import Errors, Outcome, TensorComparison,
 Outputs = Sequence[Tensor]
 
 
-def has_failed(outcome: Outcome, error: ErrorCode | None) -> bool | None:
-    """Return whether the new server failed a call: for conditions, guards and reports alike.
-
-    It did so if it alone ended the call with an error, or with an error of a server.
-
-    Args:
-        outcome: The outcome of the comparison.
-        error: The code with which the new server ended the call; None for a reply.
-
-    Returns:
-        None if the client left, which says nothing of the server.
-    """
-    if error is ErrorCode.CANCELLED:
-        return None
-    return outcome in {Outcome.NEW_ERROR, Outcome.TIMEOUT} or error in SERVER_ERRORS
-
-
 class Result(Struct, frozen=True):
     """What one server made of a call.
 
@@ -47,6 +30,20 @@ class Result(Struct, frozen=True):
     is_refused: bool = False
 
 
+def has_failed(old: Result, new: Result) -> bool | None:
+    """Return whether the new server failed a call: for conditions, guards and reports alike.
+
+    It did so if it alone ended the call with an error, or with an error of a server. A refusal of
+    the gateway on its side alone is an error of it.
+
+    Returns:
+        None if the client left, or if neither server was asked: it says nothing of the server.
+    """
+    if new.error is ErrorCode.CANCELLED or (old.is_refused and new.is_refused):
+        return None
+    return (new.error is not None and old.error is None) or new.error in SERVER_ERRORS
+
+
 class Comparison(Struct, frozen=True):
     """The comparison of a call's two results.
 
@@ -59,6 +56,7 @@ class Comparison(Struct, frozen=True):
             gateway refused on both sides.
         is_compared: Whether any output of two replies was compared. A call without that says
             nothing about the replies.
+        has_failed: Whether the new server failed, by `has_failed`.
     """
 
     outcome: Outcome
@@ -66,11 +64,7 @@ class Comparison(Struct, frozen=True):
     outputs: Mapping[str, TensorComparison] = field(default_factory=dict)
     error: ErrorCode | None = None
     is_compared: bool = True
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether the new server failed; not if both refused the call."""
-        return bool(has_failed(self.outcome, self.error))
+    has_failed: bool | None = False
 
     @property
     def differs(self) -> bool:
@@ -122,6 +116,9 @@ def compare_results(
         outputs |= _compared(old_texts, new_texts, rules, classes, batched=False)
     if len(old_items) != len(new_items):
         reason = f"{len(old_items)} replies became {len(new_items)}"
+        found = TensorComparison(Outcome.STRUCTURE, reason)
+        names = {name for each in (*old_items, *new_items) for name, _, _ in _pairs(each, ())}
+        outputs |= {name: found for name in sorted(names) if not rules.ignores(name)}
         return Comparison(Outcome.STRUCTURE, reason, outputs)
     for a, b in zip(old_items, new_items, strict=True):
         for name, found in _compared(a, b, rules, classes, batched=batched).items():
@@ -136,17 +133,18 @@ def _error_outcome(old: Result, new: Result) -> Comparison | None:
     codes = " became ".join(
         "a reply" if each is None else each.value for each in (old.error, new.error)
     )
+    error, failed = new.error, has_failed(old, new)
     if old.is_refused or new.is_refused:
-        error = None if old.is_refused and new.is_refused else new.error
-        return Comparison(Outcome.REFUSED, codes, error=error, is_compared=False)
-    if old.error is new.error:
+        outcome = Outcome.REFUSED
+        error = None if old.is_refused and new.is_refused else error
+    elif old.error is new.error:
         outcome, codes = Outcome.MATCH, ""
     elif old.error is not None:
         outcome = Outcome.OLD_ERROR if new.error is None else Outcome.BOTH_ERROR
     else:
         is_timeout = new.error is ErrorCode.DEADLINE_EXCEEDED
         outcome = Outcome.TIMEOUT if is_timeout else Outcome.NEW_ERROR
-    return Comparison(outcome, codes, error=new.error, is_compared=False)
+    return Comparison(outcome, codes, error=error, is_compared=False, has_failed=failed)
 
 
 def _compared(

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.ir.errors import ErrorCode
 from gateway.migration.compare.reasons import Reason, Reasons
 from gateway.migration.compare.replies import Comparison
 from gateway.migration.compare.statistics import confidence_sequence
@@ -84,7 +83,8 @@ class Summary:
         compared: Calls in which any output of two replies was compared.
         failed: Calls that failed at the new server.
         failed_alike: Those of them that the old one refused, too.
-        cancelled: Calls whose client left; they say nothing of errors.
+        silent: Calls whose client left, or that the gateway refused on both sides; they say nothing
+            of errors.
         uncompared: Calls with a reply of the new server, but nothing to compare it with.
         unreadable: Calls with replies that cannot be compared.
         missing: Calls of one side without a counterpart.
@@ -99,7 +99,7 @@ class Summary:
     compared: int = 0
     failed: int = 0
     failed_alike: int = 0
-    cancelled: int = 0
+    silent: int = 0
     uncompared: int = 0
     unreadable: int = 0
     missing: int = 0
@@ -142,9 +142,9 @@ class Summary:
         """
         self.outcomes[comparison.outcome] = self.outcomes.get(comparison.outcome, 0) + 1
         self.compared += comparison.is_compared
-        has_left = comparison.error is ErrorCode.CANCELLED
-        is_error = comparison.error is not None and not has_left
-        self.cancelled += has_left
+        is_silent = comparison.has_failed is None
+        is_error = comparison.error is not None and not is_silent
+        self.silent += is_silent
         self.failed += is_error
         self.failed_alike += is_error and not comparison.has_failed
         self._reasons.add_comparison(call_id, comparison, error)
@@ -166,7 +166,7 @@ class Summary:
             return self.refused, total
         if metric == "errors":
             calls = total + self.uncompared + self.unreadable
-            return self.failed - self.failed_alike, calls - self.cancelled
+            return self.failed - self.failed_alike, calls - self.silent
         structure = self.outcomes.get(Outcome.STRUCTURE, 0)
         if metric == "structure":
             return structure, self.compared

@@ -114,10 +114,7 @@ _Judge = Callable[[Evidence], bool | None]
 
 
 def _is_server_error(evidence: Evidence) -> bool | None:
-    failed = has_failed(evidence.outcome, evidence.new.error)
-    if failed is None:
-        return None
-    return failed or (evidence.new.is_refused and evidence.old.error is None)
+    return has_failed(evidence.old, evidence.new)
 
 
 def _last(window: tuple[int, int]) -> str:

@@ -7,6 +7,7 @@ outcome, or a reason why it was skipped or dropped; its serving process learns i
 import asyncio
 import secrets
 import time
+from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from time import monotonic
@@ -55,6 +56,9 @@ _QUEUE_CALLS: Final = 1024
 _SHORTEST_S: Final = 1.0
 _MAX_SEQUENCES: Final = 4096
 _CONFIRM_S: Final = 0.02
+# Calls of one sequence come from several serving processes, in any order. Each waits so long for
+# those that began before it.
+_ORDER_S: Final = 0.2
 _METADATA_S: Final = 300.0
 _MAX_MODELS: Final = 32
 # The gateway writes most of their texts itself.
@@ -91,12 +95,14 @@ class _MirroredSequence(Struct):
         is_busy: A call of it is in progress.
         waiting: The calls after it; another sequence with the same id may begin among them.
         has_failed: A call of it has no comparison, so the later ones have none either.
+        last_us: Start of the last call.
     """
 
     side: str
     is_busy: bool = False
     waiting: deque[_ArrivedCall] = field(default_factory=deque)
     has_failed: bool = False
+    last_us: int = 0
 
 
 class _CallResult(Struct, frozen=True):
@@ -183,6 +189,8 @@ class Mirror:
         self._waiting_calls = self._waiting_bytes = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._sequences: BoundedDict[str, _MirroredSequence] = BoundedDict(_MAX_SEQUENCES)
+        # Calls of a sequence that wait for earlier ones, by their start.
+        self._early: dict[str, list[_ArrivedCall]] = {}
         self._next_event_s = 0.0
         # In the order of their first call.
         self._models: BoundedDict[ModelRef, None] = BoundedDict(_MAX_MODELS)
@@ -240,14 +248,15 @@ class Mirror:
             }
             ledger = self._ledgers[sender] = _ResultLedger(sender[1])
         ledger.expect(number)
-        record = message.record
+        record, shadow = message.record, message.shadow or ShadowRequest()
+        for broken in shadow.broken:
+            self._break_sequence(broken)
         if record is None:
             ledger.finish(number, _CallResult())
             self._confirm_soon()
             return
         self.evidence.count_arrival()
         side = self._sides.get(record.call.target)
-        shadow = message.shadow or ShadowRequest()
         try:
             request = record.request()
             client = Client(identity=Identity(shadow.client))
@@ -269,9 +278,12 @@ class Mirror:
         entry = _ArrivedCall(sender, number, size, record, shadow, request, side, key)
         self._waiting_calls += 1
         self._waiting_bytes += size + CALL_BYTES
-        if self._joins_sequence(entry):
+        if key:
+            insort(self._early.setdefault(key, []), entry, key=_start_us)
+            asyncio.get_running_loop().call_later(_ORDER_S, self._order, key, _start_us(entry))
+        else:
             self._waiting.append(entry)
-        self._start_waiting()
+            self._start_waiting()
 
     async def close(self, timeout_s: float) -> None:
         """Wait for calls in progress for at most *timeout_s*, and drop the others; idempotent."""
@@ -322,24 +334,43 @@ class Mirror:
 
     # -- order of the calls
 
+    def _order(self, key: str, until_us: int) -> None:
+        """Let the calls of a sequence that began until then join it, in the order of their starts.
+
+        Calls that began earlier and have not come yet are late.
+        """
+        early = self._early.get(key, [])
+        while early and _start_us(early[0]) <= until_us:
+            entry = early.pop(0)
+            if self._joins_sequence(entry):
+                self._waiting.append(entry)
+        if not early:
+            self._early.pop(key, None)
+        self._start_waiting()
+
+    def _break_sequence(self, key: str) -> None:
+        """Compare no call that began so far of a sequence: a serving process has lost one of it."""
+        found = self._sequences.setdefault(key, _MirroredSequence(""))
+        found.has_failed, found.last_us = True, _now_us()
+
     def _joins_sequence(self, entry: _ArrivedCall) -> bool:
         """Return whether a call may start now: no call of its sequence is in progress."""
-        if not entry.key:
-            return True
         found = self._sequences.get(entry.key)
-        if found is None or (_starts(entry) and not found.is_busy):
-            found = _MirroredSequence(entry.side, has_failed=True)  # its start was not seen
-            if _starts(entry):
-                self._sequences[entry.key] = found
+        if found is None:  # its start was not seen
+            found = _MirroredSequence(entry.side, has_failed=True)
         if found.is_busy:
             found.waiting.append(entry)
             return False
+        self._sequences[entry.key] = found
         return self._continues(found, entry)
 
     def _continues(self, found: _MirroredSequence, entry: _ArrivedCall) -> bool:
         """Let a call be the one in progress; return False for one that is skipped."""
-        if _starts(entry):
+        if _start_us(entry) < found.last_us:  # the other target got a call after it
+            found.has_failed = True
+        elif _starts(entry):
             found.side, found.has_failed = entry.side, False
+        found.last_us = max(found.last_us, _start_us(entry))
         if found.side != entry.side:
             found.has_failed = True
         if found.has_failed:
@@ -543,6 +574,10 @@ class Mirror:
 def _starts(entry: _ArrivedCall) -> bool:
     """Return whether a sequence starts with a call."""
     return entry.request.sequence is not None and entry.request.sequence.start
+
+
+def _start_us(entry: _ArrivedCall) -> int:
+    return entry.record.call.at_us
 
 
 def _client_result(record: RecordedCall) -> tuple[Result | None, int | None]:

@@ -1,5 +1,6 @@
 """MirrorTap: sends chosen calls of a migration's route to the shadow process."""
 
+import asyncio
 import socket
 from time import monotonic
 from typing import Any, Final
@@ -60,6 +61,7 @@ class MirrorTap:
         self._sender = RecordSender(self.outbox, lambda: _EVERYTHING)
         self._finished = FinishedCalls(self._send)
         self._tee_budget = TeeBudget(self.sampler.options.outbox_bytes)
+        self._telling: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         """Begin to send calls."""
@@ -68,6 +70,8 @@ class MirrorTap:
     async def close(self, timeout_s: float) -> None:
         """Wait until all calls are compared, for at most *timeout_s*; idempotent."""
         self._finished.send_all()
+        if self._telling is not None:
+            self._telling.cancel()
         await self._sender.close()
         await self.outbox.close(timeout_s)
 
@@ -93,6 +97,7 @@ class MirrorTap:
         else:
             call, teed = tee_body(call, self._tee_budget)
             return SampledCall(call, monotonic(), teed=teed, noise=choice is SamplingDecision.NOISE)
+        self._tell_soon()
         return None
 
     def end(self, exchange: SampledCall, /) -> None:
@@ -119,6 +124,17 @@ class MirrorTap:
         if reason:
             self.outbox.skip(reason)
         self.sampler.lost(_request_of(exchange.call))
+        self._tell_soon()
+
+    def _tell_soon(self) -> None:
+        """Let the shadow process know of sequences that lack a call: other processes may not."""
+        if self.sampler.untold and self._telling is None:
+            self._telling = asyncio.get_running_loop().call_later(_GATHER_S, self._tell)
+
+    def _tell(self) -> None:
+        self._telling = None
+        self.outbox.tell(ShadowRequest(broken=tuple(self.sampler.untold)))
+        self.sampler.untold.clear()
 
     def _reason_to_skip(self, exchange: SampledCall) -> str:
         """Return why a call cannot be compared, whatever its tensors; "" if it can."""

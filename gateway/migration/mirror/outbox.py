@@ -142,9 +142,9 @@ class Outbox(PacketSender):
             self._dropped.clear()
         self._queue(buffers)
 
-    def _send_flush(self) -> None:
+    def tell(self, shadow: ShadowRequest | None = None) -> None:
         """Send a message without a call, which has everything before it confirmed."""
-        self._send(self._encode(None))
+        self._send(self._encode(None, shadow))
         self._flushes.add(self.last_number)
         self._schedule()
 
@@ -153,7 +153,7 @@ class Outbox(PacketSender):
         if not self.is_started:
             return
         self._all_confirmed = asyncio.Event()
-        self._send_flush()
+        self.tell()
         try:
             async with asyncio.timeout(timeout_s):
                 await self._all_confirmed.wait()
@@ -165,7 +165,7 @@ class Outbox(PacketSender):
     def _on_packet(self, packet: bytes) -> None:
         confirmation = decode_confirmation(packet)
         if not confirmation.epoch:  # a new process: what the old one had read is lost
-            self._send_flush()
+            self.tell()
         elif confirmation.epoch == self.epoch:
             self._resolve(confirmation)
 

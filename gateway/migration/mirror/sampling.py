@@ -64,6 +64,7 @@ class MigrationSampler:
         options: The limits of the outbox.
         counts: What became of the calls.
         percent: Share of the calls that are chosen.
+        untold: Sequences of which a call was lost, and the shadow process has not been told.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class MigrationSampler:
         self._callers: BoundedDict[object, int] = BoundedDict(_MAX_CALLERS)
         # Sequences of which a call was lost: their later calls are not compared either.
         self._broken: BoundedDict[str, None] = BoundedDict(_MAX_SEQUENCES)
+        self.untold: BoundedDict[str, None] = BoundedDict(_MAX_SEQUENCES)
 
     def choose(self, request: InferRequest, context: Context) -> SamplingDecision:
         """Return whether a call is compared, and count it if so."""
@@ -113,13 +115,17 @@ class MigrationSampler:
         sequence = sequence_key(request, request.context.client.identity.name)
         if sequence:
             self._broken[sequence] = None
+            self.untold[sequence] = None
 
     def _may_continue(self, key: str, request: InferRequest) -> bool:
         if not self._takes_sequences:
             return False
         if request.sequence is not None and request.sequence.start:
             self._broken.pop(key, None)
-        return key not in self._broken
+        if key in self._broken:
+            self.untold[key] = None  # it may have started again, with a call to another process
+            return False
+        return True
 
     def _is_first(self, request: InferRequest, context: Context) -> bool:
         """Return whether the call is one of the first of its kind."""

@@ -1,9 +1,9 @@
 """Compares two captures call by call, by their request ids."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from gateway.ir.errors import GatewayError
 from gateway.migration.captures.capture import Capture
@@ -16,7 +16,7 @@ from gateway.migration.evidence.verdicts import Evidence, evidence_of, uncompare
 from gateway.migration.replay.forwarded import of_protocol
 from gateway.migration.replay.replay import compare, recorded_result
 from gateway.migration.replay.times import times_problem
-from gateway.shadow.records.records import OK, OLD, RecordedCall
+from gateway.shadow.records.records import OK, OLD, CallRow, RecordedCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +96,45 @@ def _key_of_equal(old: RecordedCall, new: RecordedCall) -> tuple[Any, ...] | Non
     return old.class_outputs, shapes
 
 
+class _Place(NamedTuple):
+    reader: SegmentReader
+    number: int
+    at_us: int
+
+
+class _Places:
+    """Where the calls of a capture are, by their request ids.
+
+    Clients that try again, or have one id for all their calls, repeat it. Results of a replay have
+    the starts of the recorded calls, by which they are paired; others are paired in their order.
+    """
+
+    def __init__(self, readers: Iterable[SegmentReader]) -> None:
+        self._places: dict[str, _Place | dict[int, _Place]] = {}
+        for reader in readers:
+            for number, request_id, at_us in reader.request_ids():
+                place = _Place(reader, number, at_us)
+                found = self._places.setdefault(request_id, place)
+                if found is place:
+                    continue
+                if isinstance(found, _Place):
+                    found = self._places[request_id] = {found.at_us: found}
+                found[-len(found) if at_us in found else at_us] = place
+
+    def take(self, call: CallRow) -> _Place | None:
+        """Return the place of the call that belongs to *call*, each one once; None for none."""
+        found = self._places.get(call.request_id)
+        if isinstance(found, dict) and len(found) > 1:
+            return found.pop(call.at_us if call.at_us in found else next(iter(found)))
+        self._places.pop(call.request_id, None)
+        return next(iter(found.values())) if isinstance(found, dict) else found
+
+    def rest(self) -> Iterator[_Place]:
+        """Yield the places that nobody has taken."""
+        for each in self._places.values():
+            yield from each.values() if isinstance(each, dict) else (each,)
+
+
 OnSkipped = Callable[[str], None]
 """Called with the reason for each pair of calls that cannot be compared."""
 
@@ -112,7 +151,7 @@ def compare_captures(
     on_compared: Callable[[ComparedCall], None] | None = None,
     guards: Guards | None = None,
 ) -> Summary:
-    """Compare the replies of two captures; a repeated request id counts once.
+    """Compare the replies of two captures, call by call.
 
     The positions of the old calls are in memory, not the calls. *on_compared* is called for each
     pair, in the order of the second capture. *guards* get the same calls as the summary.
@@ -125,16 +164,13 @@ def compare_captures(
     summary.times_problem = times_problem(old.description(), new.description())
     with ExitStack() as stack:
         readers = [stack.enter_context(SegmentReader(each)) for each in old.segments]
-        places: dict[str, tuple[SegmentReader, int]] = {}
-        for reader in readers:
-            for number, request_id in reader.request_ids():
-                places.setdefault(request_id, (reader, number))
+        places = _Places(readers)
         for call in new.calls():
-            found = places.pop(call.call.request_id, None)
+            found = places.take(call.call)
             if found is None:
                 summary.missing += 1
                 continue
-            before = found[0].call(found[1])
+            before = found.reader.call(found.number)
             if before is None:
                 on_skipped("damaged")
                 continue
@@ -159,9 +195,10 @@ def compare_captures(
             judge(evidence)
             if on_compared is not None:
                 on_compared(ComparedCall(before, call, comparison, evidence))
-        left = (reader.call(number) for reader, number in places.values())
-        forwarded = sum(call is not None and call.is_forwarded for call in left)
-        summary.forwarded += forwarded
-        summary.missing += len(places) - forwarded
+        for each in places.rest():
+            left = each.reader.call(each.number)
+            is_forwarded = left is not None and left.is_forwarded
+            summary.forwarded += is_forwarded
+            summary.missing += not is_forwarded
         old.problems += [each for reader in readers for each in reader.problems]
     return summary

@@ -19,7 +19,7 @@ from gateway.api.protocol import Codec
 from gateway.concurrency.timeouts import Timeout
 from gateway.ir.calls import Call, InferRequest, StreamInferRequest, with_model
 from gateway.ir.context import ModelRef
-from gateway.ir.errors import ErrorCode, GatewayError, InvalidRequest, Unsupported
+from gateway.ir.errors import ErrorCode, GatewayError, InvalidRequest, NotSent, Unsupported
 from gateway.ir.streams import close_stream
 from gateway.ir.tensor import Tensor
 from gateway.ir.unread import failure_of, is_refusal
@@ -52,7 +52,6 @@ from gateway.telemetry.error_texts import error_text
 CONCURRENCY: Final = 64
 """Calls in flight of a replay without a pace."""
 _OPTIONS: Final = "options of its server, such as `dialect`, are those of --compare FILE#NAME"
-_UNSENT: Final = frozenset({ErrorCode.UNAVAILABLE})
 LATE_S: Final = 0.01
 """A schedule whose 99th percentile is later than this is reported."""
 
@@ -118,6 +117,7 @@ class ReplayOutcome(Struct, frozen=True):
         error: The text of the error; "" for none.
         shown_error: The same as the log may show it.
         times_s: When each reply came, since the start.
+        is_unsent: Whether the server did not receive the call.
     """
 
     result: Result
@@ -125,6 +125,7 @@ class ReplayOutcome(Struct, frozen=True):
     error: str = ""
     shown_error: str = ""
     times_s: tuple[float, ...] = ()
+    is_unsent: bool = False
 
 
 OnDone = Callable[[RecordedCall, ReplayOutcome, Comparison | None], None]
@@ -299,8 +300,7 @@ class Replay:
             new, *others = await asyncio.gather(
                 *(ask(each, request, kind, timeout_s) for each in (self._service, self._reference))
             )
-        if new.result.error in _UNSENT:
-            self.report.failed += 1
+        self.report.failed += new.is_unsent
         if new.result.error is not None and key is not None:
             self._failed_sequences.add(key)
         self._compare(record, new, others[0] if others else None)
@@ -439,7 +439,8 @@ async def ask(
         texts = error.message, error_text(error)
         is_refused = error is not answered and is_refusal(error)
         result = Result(error=error.code, is_refused=is_refused)
-        return ReplayOutcome(result, monotonic() - started, *texts)
+        is_unsent = isinstance(error, NotSent)
+        return ReplayOutcome(result, monotonic() - started, *texts, is_unsent=is_unsent)
     except TimeoutError:
         result, text = Result(error=ErrorCode.DEADLINE_EXCEEDED), f"no reply in {timeout_s:g} s"
         return ReplayOutcome(result, monotonic() - started, text, text)

@@ -20,6 +20,7 @@ SERVER: Final = "server"
 _LOAD: Final = "load"
 _PROBLEM: Final = "times"
 _ALL: Final = 100.0
+_MOST_DROPPED: Final = 1.0
 _EXPECTED: Final = "expected --pace recorded with all calls"
 
 
@@ -42,6 +43,7 @@ def replay_problem(
     recorded_percent: float,
     is_selection: bool,
     left_out: int = 0,
+    dropped_percent: float = 0.0,
 ) -> str:
     """Return why the times of a replay are not those of the recorded load; "" if they are.
 
@@ -51,15 +53,21 @@ def replay_problem(
         recorded_percent: Share of the calls of clients that were recorded.
         is_selection: Whether only some of the recorded calls were to be sent.
         left_out: Number of calls that could not be sent.
+        dropped_percent: Share of the calls that the recording lost.
     """
     if options.speed != 1 or options.rate is not None or options.concurrency is not None:
         return f"the calls were sent {load_of(options)}; {_EXPECTED}"
     if is_selection:
         return f"only some of the recorded calls were sent; {_EXPECTED}"
+    less = ""
     if left_out:
-        return f"{left_out} recorded calls were not sent, so the new server had less load"
-    if recorded_percent < _ALL:
-        return f"{recorded_percent:g}% of the calls were recorded, so the new server had less load"
+        less = f"{left_out} recorded calls were not sent"
+    elif recorded_percent < _ALL:
+        less = f"{recorded_percent:g}% of the calls were recorded"
+    elif dropped_percent > _MOST_DROPPED:
+        less = f"the recording lost {dropped_percent:.3g}% of its calls"
+    if less:
+        return f"{less}, so the new server had less load"
     if lag_s > LATE_S:
         return f"the calls were sent up to {lag_s * 1e3:.0f} ms late"
     return ""

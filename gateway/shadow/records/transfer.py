@@ -29,6 +29,7 @@ class ShadowRequest(Struct, array_like=True):
         noise: Whether the old target is asked once more.
         client: Name of the client.
         error: The text of the error that ended the call, as the log may show it; "" for none.
+        broken: Sequences of which the sender has lost a call.
     """
 
     metadata: tuple[tuple[str, str], ...] = ()
@@ -36,6 +37,7 @@ class ShadowRequest(Struct, array_like=True):
     noise: bool = False
     client: str = ANONYMOUS.name
     error: str = ""
+    broken: tuple[str, ...] = ()
 
 
 class SampleMessage(Struct, array_like=True):

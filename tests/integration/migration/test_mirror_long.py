@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import time
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, closing
+from http.client import HTTPConnection
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -26,6 +29,7 @@ from tests.integration.asking_kit import WHOLE, running, urls
 from tests.integration.cut_kit import MIB, Far, request
 from tests.integration.http_kit import Answer, Raw, eventually
 from tests.integration.migration import mirror_kit as kit
+from tests.integration.reload_kit import reloadable_beside
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -192,6 +196,53 @@ async def test_sampled_sequences_are_mirrored_whole_and_in_order(sequences: str)
     else:
         name = 'gateway_migration_skipped_total{migration="digits",reason="sequence"}'
     assert counts[name] == STEPS * len(drawn)
+
+
+def send_steps(address: str, sequences: int) -> None:
+    """Send all calls of some sequences, each on a connection of its own."""
+    for sequence in range(1, sequences + 1):
+        for number in range(STEPS):
+            tensor = {"name": "INPUT", "shape": [1, 1], "datatype": "INT32", "data": [number + 1]}
+            flags = {"sequence_start": number == 0, "sequence_end": number == STEPS - 1}
+            body = {"inputs": [tensor], "parameters": {"sequence_id": sequence, **flags}}
+            with closing(HTTPConnection(address, timeout=60)) as connection:
+                connection.request("POST", "/v2/models/total/infer", json.dumps(body))
+                assert connection.getresponse().status == 200
+
+
+@pytest.mark.parametrize(("per_second", "is_whole"), [(100_000, True), (0.5, False)])
+async def test_calls_of_a_sequence_through_two_workers_agree(
+    tmp_path: Path, per_second: float, is_whole: bool
+) -> None:
+    """They reach the other target in their order, and none behind one that a worker has lost."""
+    sequences = 8
+    async with AsyncExitStack() as stack:
+        old = await stack.enter_async_context(running(total_server()))
+        new = await stack.enter_async_context(running(total_server()))
+        text = kit.migration_config(
+            urls(old, "total")["oip.grpc"],
+            urls(new, "total")["oip.grpc"],
+            versions=(None, None),
+            sample={"percent": 100, "per_second": per_second},
+            mirror={"sequences": "whole", "timeout": "60s"},
+            compare={},
+            more={"workers": 2},
+        )
+        gateway = await stack.enter_async_context(reloadable_beside(tmp_path / "g.yaml", text))
+        address = gateway.running.addresses["main.http"]
+        await asyncio.to_thread(send_steps, address, sequences)
+
+        async def evidence() -> Any:
+            _, page = await asyncio.to_thread(
+                gateway.admin, "GET", f"/api/v1/migrations/{kit.NAME}"
+            )
+            found = page["evidence"]
+            return found if found["sampled"] == STEPS * sequences and not found["in_flight"] else {}
+
+        found = await eventually(evidence, 60)
+    outcomes = {name: count for name, count in found["outcomes"].items() if count}
+    assert outcomes.keys() <= {"match"}
+    assert (outcomes.get("match", 0) == STEPS * sequences) is is_whole
 
 
 # -- streams

@@ -105,6 +105,19 @@ def test_numbers_of_a_stream_are_compared_item_by_item() -> None:
     assert compare_results(old, Result(((y(1),),)), OutputRules()).outcome is Outcome.STRUCTURE
 
 
+@pytest.mark.parametrize("streams", ["join", "items"])
+@pytest.mark.parametrize("numbers", [(), (1,), (1, 2, 2), (2, 1)])
+def test_a_stream_that_differs_is_a_mismatch_of_its_outputs(
+    numbers: tuple[int, ...], streams: str
+) -> None:
+    """Items that are missing, there twice or in another order count for `mismatch.OUTPUT`."""
+    old = Result(((y(1),), (y(2),)))
+    new = Result(tuple((y(each),) for each in numbers))
+    summary = Summary()
+    summary.add("c0", compare_results(old, new, OutputRules(), streams=streams))
+    assert summary.counts("mismatch.y") == summary.counts("mismatch") == (1, 1)
+
+
 def summary_of(bad: int, total: int) -> Summary:
     summary = Summary()
     for number in range(total):
@@ -156,31 +169,36 @@ def test_fail_unless_conditions() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "old", [None, ErrorCode.INVALID_ARGUMENT, ErrorCode.UNAVAILABLE, ErrorCode.CANCELLED]
-)
-@pytest.mark.parametrize(
-    "new",
-    [
-        None,
-        ErrorCode.INVALID_ARGUMENT,
-        ErrorCode.NOT_FOUND,
-        ErrorCode.UNAVAILABLE,
-        ErrorCode.CANCELLED,
-    ],
-)
-def test_conditions_and_guards_count_the_same_errors(
-    old: ErrorCode | None, new: ErrorCode | None
-) -> None:
-    """Whichever codes both servers have for a call, both see it as failed, as fine, or as neither."""
+REFUSED = Result(error=ErrorCode.INVALID_ARGUMENT, is_refused=True)
+RESULTS = [
+    result(y(1)),
+    REFUSED,
+    Result(error=ErrorCode.UNAVAILABLE, is_refused=True),
+    *(
+        Result(error=getattr(ErrorCode, each))
+        for each in ("INVALID_ARGUMENT", "NOT_FOUND", "UNAVAILABLE", "CANCELLED")
+    ),
+]
+
+
+@pytest.mark.parametrize("old", RESULTS)
+@pytest.mark.parametrize("new", RESULTS)
+def test_conditions_and_guards_count_the_same_errors(old: Result, new: Result) -> None:
+    """Whatever both sides make of a call, both see it as failed, as fine, or as neither."""
     summary, guards = Summary(), Guards(GuardsConfig(mismatch="off", errors=BELOW))
-    ours, theirs = (result(y(1)) if each is None else Result(error=each) for each in (old, new))
-    found = compare_results(ours, theirs, OutputRules())
+    found = compare_results(old, new, OutputRules())
     summary.add("c", found)
-    guards.add(evidence_of(ours, theirs, found, None, 0.0))
+    guards.add(evidence_of(old, new, found, None, 0.0))
     bad, total = summary.counts("errors")
     (verdict,) = guards.verdicts()
     assert verdict.evidence.startswith(f"{bad} of {total}, ")
+
+
+def test_a_refusal_on_the_new_side_alone_is_a_failure() -> None:
+    """It is not one as at the old server, which replied."""
+    summary = Summary()
+    summary.add("c", compare_results(result(y(1)), REFUSED, OutputRules()))
+    assert (summary.failed, summary.failed_alike, summary.refused) == (1, 0, 1)
 
 
 def test_a_squeezed_comparison_names_the_shape_of_clients() -> None:

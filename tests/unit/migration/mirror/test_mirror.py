@@ -17,6 +17,7 @@ from gateway.ir.context import CallSequence, Context, ModelRef, Need, Origin
 from gateway.ir.data import RawData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, Unavailable
+from gateway.ir.identity import ANONYMOUS
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
 from gateway.ir.tensor import Tensor, array_tensor, items_tensor
 from gateway.migration.mirror.mirror import Mirror
@@ -358,6 +359,7 @@ async def test_calls_of_a_sequence_run_in_order() -> None:
     setting.put(record(sequence=CallSequence(5, start=True)))
     setting.put(record(sequence=CallSequence(5)))
     setting.put(record(sequence=CallSequence(5, end=True)))
+    await eventually(lambda: setting.new.calls)
     await settle()
     assert len(setting.new.calls) == 1
     setting.new.gate.set()
@@ -368,6 +370,48 @@ async def test_calls_of_a_sequence_run_in_order() -> None:
     setting.put(record(sequence=CallSequence(5)))
     await setting.done()
     assert setting.skipped == {"sequence": 1}
+
+
+def step(number: int) -> RecordedCall:
+    """Return a call of a sequence of four."""
+    sequence = CallSequence(5, start=number == 1, end=number == 4)
+    return record(sequence=sequence, started_us=1_700_000_000_000_000 + number)
+
+
+@pytest.mark.parametrize(
+    ("waves", "compared"),
+    [([[2, 4, 1, 3]], 4), ([[1], [3], [2], [4]], 2), ([[2], [1], [3, 4]], 0)],
+    ids=["in one moment", "one late", "a late start"],
+)
+async def test_calls_of_a_sequence_may_arrive_in_any_order(
+    waves: list[list[int]], compared: int
+) -> None:
+    """They are put in their order; behind a call that came too late, none is compared."""
+    setting = Setting("sequences: whole")
+    for wave in waves:
+        for number in wave:
+            setting.put(step(number))
+        await setting.done()
+    sent = [call.sequence for call in setting.new.calls if isinstance(call, InferRequest)]
+    expected = [number for wave in waves for number in sorted(wave)][:compared]
+    assert sent == [step(number).request().sequence for number in expected]
+    assert setting.skipped == ({"sequence": 4 - compared} if compared < 4 else {})
+
+
+async def test_a_call_that_a_process_lost_ends_the_comparison_of_its_sequence() -> None:
+    """Calls of other processes are skipped, until the sequence starts after that."""
+    setting = Setting("sequences: whole")
+    setting.put(step(1))
+    await setting.done()
+    key = sequence_key(step(1).request(), ANONYMOUS.name)
+    setting.put(None, ShadowRequest(broken=(key,)))
+    setting.put(step(3))
+    await setting.done()
+    assert (setting.outcomes, setting.skipped) == ({"match": 1}, {"sequence": 1})
+    later_us = 4_000_000_000_000_000
+    setting.put(record(sequence=CallSequence(5, start=True), started_us=later_us))
+    await setting.done()
+    assert setting.outcomes == {"match": 2}
 
 
 async def test_a_failed_call_ends_the_comparison_of_its_sequence() -> None:
@@ -398,7 +442,7 @@ async def test_a_reused_sequence_id_loses_no_waiting_call() -> None:
     ]
     for sequence in parts:
         setting.put(record(sequence=sequence))
-    await settle()
+    await eventually(lambda: setting.new.calls)
     setting.new.gate.set()
     await setting.done()
     calls = [call.sequence for call in setting.new.calls if isinstance(call, InferRequest)]
@@ -414,7 +458,7 @@ async def test_a_sequence_start_behind_a_failed_call_runs() -> None:
     setting.new.error = Unavailable("down")
     for sequence in (CallSequence(5, start=True), CallSequence(5), CallSequence(5, start=True)):
         setting.put(record(sequence=sequence))
-    await settle()
+    await eventually(lambda: setting.new.calls)
     setting.new.gate.set()
     await setting.done()
     assert setting.outcomes == {"new_error": 2}

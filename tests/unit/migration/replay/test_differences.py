@@ -21,13 +21,24 @@ from gateway.shadow.records.records import CallRow, ItemRow, RecordedCall, Tenso
 NAN = float("nan")
 
 
-def capture(directory: Path, values: list[list[float]], shape: str = "[2]") -> Capture:
+def capture(
+    directory: Path, values: list[list[float]], shape: str = "[2]", **numbers: list[int]
+) -> Capture:
+    """Return a capture of one reply each.
+
+    Args:
+        directory: Its directory, which does not exist.
+        values: The elements of the replies.
+        shape: Their shape.
+        numbers: `ids` and `starts` of the calls, if not 0 to the last.
+    """
     directory.mkdir()
     writer = SegmentWriter(directory, {})
     writer.begin()
-    for number, each in enumerate(values):
+    ids, starts = (numbers.get(name, list(range(len(values)))) for name in ("ids", "starts"))
+    for each, request_id, at_us in zip(values, ids, starts, strict=True):
         data = np.array(each, np.float32).tobytes()
-        call = CallRow(at_us=number, took_us=5, request_id=f"r{number}", kind="InferRequest")
+        call = CallRow(at_us=at_us, took_us=5, request_id=f"r{request_id}", kind="InferRequest")
         row = TensorRow("old", 0, 0, "y", "FP32", shape, "raw", None, 8, None, data)
         writer.add(RecordedCall(call, [row], [ItemRow(0, 3, "ok")]))
     writer.commit()
@@ -70,6 +81,30 @@ def test_equal_bytes_with_nan_may_differ(tmp_path: Path, nan: str, expected: Out
     values = [[1.0, 2.0], [NAN, 2.0], [1.0, 2.0]]
     _, outcomes = compared(tmp_path, values, values, nan=nan)
     assert [Outcome.MATCH, expected, Outcome.MATCH] == outcomes
+
+
+@pytest.mark.parametrize(("after_us", "expected"), [(0, (0, 4, 1)), (100, (2, 4, 1))])
+def test_repeated_request_ids_are_calls_of_their_own(
+    tmp_path: Path, after_us: int, expected: tuple[int, int, int]
+) -> None:
+    """Calls of one id are paired by their starts, which a replay keeps, or else in their order."""
+    values = [[float(each)] for each in range(5)]
+    # The replay wrote the calls as they ended, and left the second one out.
+    starts = [3, 0, 2, 4]
+    old = capture(tmp_path / "old", values, "[1]", ids=[7, 7, 7, 7, 8])
+    found = compare_captures(
+        old,
+        capture(
+            tmp_path / "new",
+            [values[each] for each in starts],
+            "[1]",
+            ids=[7, 7, 7, 8],
+            starts=[each + after_us for each in starts],
+        ),
+        OutputRules(),
+        pytest.fail,
+    )
+    assert (*found.counts("mismatch"), found.missing) == expected
 
 
 def test_calls_without_recorded_outputs_are_among_those_of_a_guard_of_errors(

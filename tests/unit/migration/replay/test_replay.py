@@ -15,7 +15,7 @@ from gateway.ir.calls import Call, InferRequest, InferResponse, StreamInferReque
 from gateway.ir.context import CallSequence, Context, ModelRef, Origin
 from gateway.ir.data import SharedMemoryData
 from gateway.ir.datatypes import Datatype
-from gateway.ir.errors import ErrorCode, InvalidRequest, NotFound, NotSent
+from gateway.ir.errors import ErrorCode, InvalidRequest, NotFound, NotSent, Unavailable
 from gateway.ir.tensor import Tensor, array_tensor, as_numpy
 from gateway.migration.captures.capture import Capture
 from gateway.migration.compare.conditions import parse_fail_if, parse_fail_unless
@@ -121,11 +121,12 @@ async def test_a_reference_server_replaces_the_recorded_replies(tmp_path: Path) 
 
 
 async def test_errors_are_outcomes_and_unreachable_servers_fail(tmp_path: Path) -> None:
-    """An error of the new server is counted; an unsent call is a failure."""
-    calls = calls_of(tmp_path, *map(request, range(3)))
-    service = ScriptedService(InvalidRequest("no", origin=SERVER), NotSent("unreachable"), echo)
+    """Errors of the new server are counted; a call that it did not receive is a failure."""
+    calls = calls_of(tmp_path, *map(request, range(4)))
+    errors = [InvalidRequest("no", origin=SERVER), Unavailable("busy", origin=SERVER)]
+    service = ScriptedService(*errors, NotSent("unreachable"), echo)
     report = await replayed(service, calls, concurrency=1)
-    assert report.summary.outcomes == {Outcome.NEW_ERROR: 2, Outcome.MATCH: 1}
+    assert report.summary.outcomes == {Outcome.NEW_ERROR: 3, Outcome.MATCH: 1}
     assert report.failed == 1
 
 

@@ -52,6 +52,10 @@ def test_only_the_recorded_pace_is_judged(options: ReplayOptions, expected: str)
         ),
         ({"is_selection": True}, "only some of the recorded calls were sent"),
         ({"left_out": 7}, "7 recorded calls were not sent, so the new server had less load"),
+        (
+            {"dropped_percent": 20.0},
+            "the recording lost 20% of its calls, so the new server had less load",
+        ),
     ],
     ids=str,
 )
@@ -59,6 +63,7 @@ def test_less_load_or_late_calls_are_not_judged(found: dict[str, Any], expected:
     """The pace alone does not make the load that of the recorded calls."""
     whole: dict[str, Any] = {"lag_s": 0.0, "recorded_percent": 100.0, "is_selection": False}
     assert replay_problem(RECORDED, **(whole | found)).startswith(expected)
+    assert not replay_problem(RECORDED, **whole, dropped_percent=1.0)
 
 
 def test_times_are_comparable_at_the_recorded_pace_only() -> None:
