@@ -189,7 +189,7 @@ class UpstreamConfig(Model):
 
     url: UpstreamUrl | None = None
     """Protocol, carrier and address of the server, such as `oip+grpc://HOST:PORT`. The other
-    protocols are `trtis`, `graphpipe`, `grps`, `tfs`, `torchserve`, `seldon`, `mlflow` and `openai`.
+    protocols are `trtis`, `graphpipe`, `grps`, `tfs`, `torchserve`, `seldon`, `mlflow`, `openai`.
     `https`, `grpcs`, `brpcs` and, for `tcp`, `tls` stand for the same with TLS. `http`, `https`,
     `grpc` and `grpcs` alone mean Open Inference. Default: none."""
     urls: tuple[UpstreamUrl, ...] = ()
