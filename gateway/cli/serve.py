@@ -90,7 +90,10 @@ def serve(  # noqa: PLR0913  # one for each flag
             help="Serve as a sidecar of this server: oip+grpc://HOST:PORT or oip+http://HOST:PORT "
             "(grpc:// and http:// mean the same), trtis+grpc://HOST:PORT, trtis+http://HOST:PORT, "
             "graphpipe+http://HOST:PORT, graphpipe+tcp://HOST:PORT, graphpipe+unix:///PATH, "
-            "grps+http://HOST:PORT, grps+grpc://HOST:PORT or grps+brpc://HOST:PORT. https, grpcs, "
+            "grps+http://HOST:PORT, grps+grpc://HOST:PORT, grps+brpc://HOST:PORT, "
+            "tfs+http://HOST:PORT, tfs+grpc://HOST:PORT, torchserve+http://HOST:PORT, "
+            "torchserve+grpc://HOST:PORT, seldon+http://HOST:PORT, seldon+grpc://HOST:PORT, "
+            "mlflow+http://HOST:PORT or openai+http://HOST:PORT. https, grpcs, "
             "brpcs, and tls for tcp, mean the same with TLS; repeatable.",
         ),
     ] = None,

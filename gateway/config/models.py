@@ -188,10 +188,11 @@ class UpstreamConfig(Model):
     """
 
     url: UpstreamUrl | None = None
-    """Protocol, carrier and address of the server, such as `oip+grpc://HOST:PORT`. `https`,
-    `grpcs`, `brpcs` and, for `tcp`, `tls` stand for the same with TLS. `http`, `https`, `grpc` and
-    `grpcs` alone mean Open Inference. `+unix` is a unix socket, as in `oip+grpc+unix:///PATH`.
-    Default: none."""
+    """Protocol, carrier and address of the server, such as `oip+grpc://HOST:PORT`. The other
+    protocols are `trtis`, `graphpipe`, `grps`, `tfs`, `torchserve`, `seldon`, `mlflow`, `openai`.
+    `https`, `grpcs`, `brpcs` and, for `tcp`, `tls` stand for the same with TLS. `http`, `https`,
+    `grpc` and `grpcs` alone mean Open Inference. `+unix` is a unix socket, as in
+    `oip+grpc+unix:///PATH`. Default: none."""
     urls: tuple[UpstreamUrl, ...] = ()
     """Addresses of equivalent servers of the same protocol. Each is probed, and used while it is
     ready. Default: `[]`."""

@@ -182,6 +182,20 @@ def test_wrong_citations_are_found() -> None:
     assert [f"no file {missing}"] == list(wrong_citations(f"Source: {missing}, section 3."))
 
 
+def test_pages_name_each_protocol_and_carrier() -> None:
+    """The forms of messages, and the schemes of URLs, of the registry."""
+    usage, migration, key = (
+        (ROOT / "docs" / name).read_text("utf-8")
+        for name in ("usage.md", "migration.md", "configuration.md")
+    )
+    row = next(line for line in key.splitlines() if line.startswith("| `url` | URL | none | Proto"))
+    for name in PROTOCOLS:
+        assert f"`{name}`" in row or f"`{name}+" in row
+        for carrier in protocol(name).carriers:
+            assert f"`{name}+{carrier}`" in usage
+            assert f"`{name}.{carrier}`" in migration
+
+
 def test_sentences_are_found_in_tables_and_lists() -> None:
     """Each cell and each item counts, and headings and code do not."""
     text = "# Title\n\nOne two. Three\nfour [five](six.md)!\n\n- Item 1.\n\n```\ncode\n```\n| a | b c |\n"

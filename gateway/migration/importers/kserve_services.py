@@ -88,11 +88,13 @@ class _ServiceImport:
             text = f"protocol {server.protocol!r}; expected one of {', '.join(_SCHEMES)}"
             self._import.leave(server.setting, f"{_SERVICE} {self._name!r} left out: {text}")
             return
+        name = _model_name(server.setting) or self._name
+        if not self._import.take(self._resource, [name]):
+            return
         targets = self._targets(server)
         timeout = self._predictor.number("timeout")
-        settings = {"timeout": f"{timeout}s"} if timeout else {}
-        name = _model_name(server.setting) or self._name
-        self._import.route(self._resource, [name], targets, **settings)
+        settings: dict[str, Any] = {"timeout": f"{timeout}s"} if timeout else {}
+        self._import.route([name], targets, **settings)
         self._leave_rest(server, name, len(targets))
 
     def _server(self, component: YamlSetting) -> _Server:
@@ -121,8 +123,15 @@ class _ServiceImport:
         name = model.text("runtime")
         runtime = self._runtimes.get(name)
         server = runtime and runtime.text("metadata", "annotations", f"{_GROUP}server-type")
-        is_v2 = (server or name.removeprefix("kserve-")) in _V2_RUNTIMES or kind in _V2_FORMATS
-        return "v2" if is_v2 else "v1"
+        if (server or name.removeprefix("kserve-")) in _V2_RUNTIMES or kind in _V2_FORMATS:
+            return "v2"
+        if runtime is not None:
+            told = [each.text() for each in runtime.all("spec", "protocolVersions")]
+            return next((each for each in told if each in ("v1", "v2")), (told or ["v1"])[0])
+        if name and not name.startswith("kserve-"):
+            text = f"runtime {name!r} is not in the file, so its protocol counts as v1"
+            self._import.leave(model.get("runtime"), text)
+        return "v1"
 
     def _targets(self, server: _Server) -> list[dict[str, Any]]:
         """Return the targets: the services among which KServe splits the calls."""
@@ -159,7 +168,7 @@ class _ServiceImport:
         ]
 
     def _target(self, service: str, server: _Server, weight: int | None = None) -> dict[str, Any]:
-        options = {}
+        options: dict[str, Any] = {}
         if server.protocol == "v1" and server.kind != _TENSORFLOW:
             options = {"options": {"dialect": "kserve"}}
         scheme = _SCHEMES[server.protocol]

@@ -4,8 +4,9 @@ The servers keep running in the cluster: only their clients move.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from gateway.migration.importers.imported import Imported
@@ -67,7 +68,12 @@ class ServiceImport:
         self.found.unmapped.append(setting.unmapped(text))
 
     def upstream(
-        self, resource: YamlSetting, service: str, url: tuple[str, int], **settings: Any
+        self,
+        resource: YamlSetting,
+        service: str,
+        url: tuple[str, int],
+        suffix: str = "",
+        **settings: Any,
     ) -> str:
         """Add a service as an upstream, and return its name.
 
@@ -75,6 +81,7 @@ class ServiceImport:
             resource: What has the namespace.
             service: Name of the service.
             url: Scheme and port.
+            suffix: End of the name, for a further port of a service.
             settings: Other settings of the upstream.
 
         Raises:
@@ -84,23 +91,35 @@ class ServiceImport:
         if not _NAME.fullmatch(name):
             raise resource.error(f"{name!r} is no SERVICE.NAMESPACE: expected a-z, 0-9 and -")
         address = f"{url[0]}://{name}.svc.cluster.local:{url[1]}"
-        self.found.config["upstreams"][name] = {"url": address, **settings}
-        return name
+        self.found.config["upstreams"][name + suffix] = {"url": address, **settings}
+        return name + suffix
 
-    def route(
-        self,
-        resource: YamlSetting,
-        names: Sequence[str],
-        targets: list[dict[str, Any]],
-        **settings: Any,
-    ) -> None:
-        """Add a route for the names that no other route has, and name the others."""
+    def take(self, resource: YamlSetting, names: Sequence[str]) -> list[str]:
+        """Return the names of models that no resource has yet, and name the others."""
         for name in self._names.intersection(names):
             self.leave(resource, f"model {name!r} left out: another resource has this name")
         own = [name for name in names if name not in self._names]
         self._names.update(own)
-        if own:
-            route = {"match": {"model": own}, "targets": targets, **settings}
+        return own
+
+    def route(
+        self,
+        names: Sequence[str],
+        targets: list[dict[str, Any]],
+        by_protocol: Mapping[str, list[dict[str, Any]]] = MappingProxyType({}),
+        **settings: Any,
+    ) -> None:
+        """Add a route.
+
+        Args:
+            names: Names of models that `take` returned.
+            targets: The targets.
+            by_protocol: Targets of the calls of a protocol, instead of the others.
+            settings: Other settings of the route.
+        """
+        matches = [({"protocol": name}, each) for name, each in by_protocol.items()]
+        for match, each in [*matches, ({}, targets)]:
+            route = {"match": {**match, "model": [*names]}, "targets": each, **settings}
             self.found.config["routes"].append(route)
 
 

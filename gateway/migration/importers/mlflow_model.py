@@ -78,7 +78,10 @@ def import_mlflow(path: Path, http: str, grpc: str) -> Imported:
         if text is None:
             continue
         line = tree.position(("signature", side))[0]
-        sides[side], is_columns = _side(str(text), side, found, str(file), line, binary)
+        try:
+            sides[side], is_columns = _side(str(text), side, found, str(file), line, binary)
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ValueError(f"{file}:{line}: {side} is no signature of MLflow: {error}") from error
         is_table = is_table or (side == "inputs" and is_columns)
     declared: dict[str, Any] = {"columns": "each"} if is_table else {}
     if binary:
@@ -103,7 +106,7 @@ def _side(
         raise ValueError(f"{file}:{line}: {side} is not JSON: {error}") from error
     tensors = []
     is_columns = False
-    for index, entry in enumerate(entries if isinstance(entries, list) else []):
+    for index, entry in enumerate(entries):
         default = side.removesuffix("s") + (f"_{index}" if len(entries) > 1 else "")
         name = str(entry.get("name") or default)
         kind = str(entry.get("type"))

@@ -46,6 +46,9 @@ def import_ovms(path: Path) -> Imported:
     pipelines: dict[str, dict[str, Any]] = {}
     graphs = {each.required("name"): each for each in document.all("pipeline_config_list")}
     for name, graph in graphs.items():
+        if name in models or name in media:
+            found.unmapped.append(graph.unmapped(f"graph {name!r} left out: a model has its name"))
+            continue
         try:
             pipelines[name] = _pipeline(graph)
         except _Left as left:

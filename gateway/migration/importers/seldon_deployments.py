@@ -18,15 +18,18 @@ from gateway.migration.importers.kubernetes_services import ServiceImport
 from gateway.migration.importers.yaml_setting import YamlSetting
 
 _KIND: Final = "SeldonDeployment"
+_HTTP: Final = "http"
+_GRPC: Final = "grpc"
+_SELDON: Final = "seldon"
 _PROTOCOLS: Final[Mapping[str, str]] = {
-    "seldon": "seldon",
+    _SELDON: _SELDON,
     "tensorflow": "tfs",
     "kfserving": "oip",
     "v2": "oip",
 }
-_PORTS: Final[Mapping[str, int]] = {"http": 8000, "grpc": 5001}
+_PORTS: Final[Mapping[str, int]] = {_HTTP: 8000, _GRPC: 5001}
 # The first port of the containers, each of which has the next one.
-_NODE_PORTS: Final[Mapping[str, int]] = {"http": 9000, "grpc": 9500}
+_NODE_PORTS: Final[Mapping[str, int]] = {_HTTP: 9000, _GRPC: 9500}
 _LONGEST_NAME: Final = 63
 # Implementations that are part of the orchestrator, and have no server.
 _BUILT_IN: Final = frozenset({"SIMPLE_MODEL", "SIMPLE_ROUTER", "RANDOM_ABTEST", "AVERAGE_COMBINER"})
@@ -36,6 +39,9 @@ _TENSORS: Final = (
     "them and import again)"
 )
 _AXIS: Final = re.compile(r"-1|[0-9]{1,18}")
+
+
+_Targets = list[dict[str, Any]]
 
 
 class _Node(NamedTuple):
@@ -74,9 +80,9 @@ class _DeploymentImport:
         if not self._predictors:
             raise resource.get("spec", "predictors").error("is missing: expected a predictor")
         kind = self._predictors[0].text("graph", "endpoint", "type")
-        is_grpc = "grpc" in {resource.text("spec", "transport").lower(), kind.lower()}
-        self._carrier = "grpc" if is_grpc else "http"
-        self._protocol = _PROTOCOLS.get(resource.text("spec", "protocol") or "seldon", "")
+        is_grpc = _GRPC in {resource.text("spec", "transport").lower(), kind.lower()}
+        self._carrier = _GRPC if is_grpc else _HTTP
+        self._protocol = _PROTOCOLS.get(resource.text("spec", "protocol") or _SELDON, "")
 
     def run(self) -> None:
         spec = self._resource.get("spec")
@@ -88,22 +94,26 @@ class _DeploymentImport:
             text = f"{self._name!r} left out: its server reads Kafka, and has no address"
             self._import.leave(spec.get("serverType"), text)
             return
-        targets = self._targets(spec.get("predictors"))
+        targets, of_grpc = self._targets(spec.get("predictors"))
         names = [self._name]
         root = self._predictors[0].required("graph", "name")
         # The protocols with names of models have that of the node in their paths.
-        if self._protocol != "seldon" and root not in self._names:
+        if self._protocol != _SELDON and root not in self._names:
             names.append(root)
-        self._import.route(self._resource, names, targets)
-        if self._protocol == "seldon" and any("upstream" in each for each in targets):
+        by_protocol = {} if of_grpc == targets else {f"{self._protocol}.{_GRPC}": of_grpc}
+        self._import.route(self._import.take(self._resource, names), targets, by_protocol)
+        if self._protocol == _SELDON and any("upstream" in each for each in targets):
+            # Else the gateway answers feedback, which a router learns from.
+            forwarded = {_SELDON: {"feedback": "forward"}}
+            self._import.found.config["listeners"][0]["options"] = forwarded
             self._import.leave(
                 self._resource,
                 f"model {self._name!r}: Seldon does not tell inputs and outputs; set "
                 f"models.{self._name}.signature for clients of other protocols",
             )
 
-    def _targets(self, predictors: YamlSetting) -> list[dict[str, Any]]:
-        """Return the targets of the predictors, with their shares of the calls."""
+    def _targets(self, predictors: YamlSetting) -> tuple[_Targets, _Targets]:
+        """Return the targets over HTTP, and over gRPC, with the shares of the predictors."""
         live = []
         for each in self._predictors:
             if each.text("shadow") == _TRUE:
@@ -111,39 +121,70 @@ class _DeploymentImport:
                 self._import.leave(each.get("shadow"), f"{text}; see migrations.NAME.mirror")
             else:
                 live.append((each, each.number("traffic") or 0))
+        pairs = [self._pair(each) for each, _ in live]
         if len(live) == 1:
-            return [self._target(live[0][0])]
+            return [pairs[0][0]], [pairs[0][1]]
         total = sum(weight for _, weight in live)
         if total != 100:  # noqa: PLR2004  # percent, which Seldon checks, too
             raise predictors.error(f"traffic adds up to {total}: expected 100")
-        return [{**self._target(each), "weight": weight} for each, weight in live]
+        weights = [{"weight": weight} for _, weight in live]
+        http, grpc = [
+            [pair[side] | weight for pair, weight in zip(pairs, weights, strict=True)]
+            for side in (0, 1)
+        ]
+        return http, grpc
 
-    def _target(self, predictor: YamlSetting) -> dict[str, Any]:
-        """Return the target of a predictor: a pipeline, or Seldon's service."""
+    def _pair(self, predictor: YamlSetting) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the targets of a predictor over HTTP and gRPC: a pipeline, or Seldon's service."""
         explainer = predictor.get("explainer")
         service = predictor.text("annotations", "seldon.io/svc-name") or self._service(predictor)
         if explainer.value is not None:
             text = f"'explainer' has no equivalent: call service {service}-explainer"
             self._import.leave(explainer, text)
         chain = self._chain(predictor, service)
+        graph, root = predictor.get("graph"), predictor.required("graph", "name")
         if chain:
-            return self._pipeline(predictor, service, chain)
-        root = predictor.required("graph", "name")
-        port = _PORTS[self._carrier]
-        if predictor.text("annotations", "seldon.io/no-engine") == _TRUE:
-            port = self._port(predictor, root)
-        return self._upstream(predictor, service, port, root)
+            pipeline = self._pipeline(predictor, service, chain)
+            return pipeline, pipeline
+        has_engine = predictor.text("annotations", "seldon.io/no-engine") != _TRUE
+        is_alone = _is_model(graph) and not graph.all("children")
+        if self._protocol != _SELDON and is_alone and predictor.get("ssl").value is None:
+            # The orchestrator forwards few calls, and ends at one of its gRPC health.
+            service = self._service(predictor, root) if has_engine else service
+            has_engine = False
+        ports = {
+            carrier: port if has_engine else self._port(predictor, root, carrier)
+            for carrier, port in _PORTS.items()
+        }
+        http = self._upstream(predictor, service, (_HTTP, ports[_HTTP]), root)
+        if self._protocol != _SELDON and has_engine:
+            text = "does not tell whether it is ready, and neither does the gateway"
+            if self._protocol == "oip":
+                self._import.leave(predictor, f"service {service} {text} before it")
+            return http, http
+        return http, self._upstream(predictor, service, (_GRPC, ports[_GRPC]), root)
 
     def _upstream(
-        self, predictor: YamlSetting, service: str, port: int, node: str
+        self, predictor: YamlSetting, service: str, door: tuple[str, int], node: str
     ) -> dict[str, Any]:
+        """Add a service as an upstream, and return the target.
+
+        Args:
+            predictor: What it belongs to.
+            service: Name of the service.
+            door: Its carrier and port.
+            node: Name of the model for protocols that name it.
+        """
+        carrier, port = door
         tls: dict[str, Any] = {}
         if predictor.get("ssl").value is not None:
             tls["tls"] = {}
-            self._import.leave(predictor.get("ssl"), "'ssl': set tls.ca of the upstream")
-        url = f"{self._protocol}+{self._carrier}", port
-        name = self._import.upstream(self._resource, service, url, **tls)
-        return {"upstream": name} | ({} if self._protocol == "seldon" else {"model": node})
+            if carrier == _HTTP:
+                self._import.leave(predictor.get("ssl"), "'ssl': set tls.ca of the upstream")
+        suffix = f".{_GRPC}" if carrier == _GRPC else ""
+        url = f"{self._protocol}+{carrier}", port
+        name = self._import.upstream(self._resource, service, url, suffix, **tls)
+        return {"upstream": name} | ({} if self._protocol == _SELDON else {"model": node})
 
     def _chain(self, predictor: YamlSetting, service: str) -> list[_Node]:
         """Return the models of a chain; none if it is one model, or the reason is noted."""
@@ -175,8 +216,9 @@ class _DeploymentImport:
         source = f"request.{chain[0].input['name']}"
         for node in chain:
             service = self._service(predictor, node.name)
-            target = self._upstream(predictor, service, self._port(predictor, node.name), node.name)
-            self._import.route(self._resource, [service], [target])
+            door = self._carrier, self._port(predictor, node.name, self._carrier)
+            target = self._upstream(predictor, service, door, node.name)
+            self._import.route(self._import.take(self._resource, [service]), [target])
             signature = {"inputs": [node.input], "outputs": [node.output]}
             config.setdefault("models", {})[service] = {"signature": signature}
             steps[node.name] = {"model": service, "inputs": {node.input["name"]: source}}
@@ -191,20 +233,20 @@ class _DeploymentImport:
             return name
         return f"seldon-{hashlib.md5(name.encode(), usedforsecurity=False).hexdigest()}"
 
-    def _port(self, predictor: YamlSetting, node: str) -> int:
+    def _port(self, predictor: YamlSetting, node: str, carrier: str) -> int:
         """Return the port of a node: that of the file, or the one that Seldon gives it."""
         graph = next(each for each in _nodes(predictor.get("graph")) if each.text("name") == node)
         container = _container(predictor, node)
         ports = container.all("ports") if container else []
-        own = [each.number("containerPort") for each in ports if each.text("name") == self._carrier]
+        own = [each.number("containerPort") for each in ports if each.text("name") == carrier]
         names = [
             each.text("name")
             for one in self._predictors
             for each in (*_containers(one), *_nodes(one.get("graph")))
         ]
         place = list(dict.fromkeys(names)).index(node)
-        number = graph.number("endpoint", f"{self._carrier}Port")
-        return number or next(filter(None, own), _NODE_PORTS[self._carrier] + place)
+        number = graph.number("endpoint", f"{carrier}Port")
+        return number or next(filter(None, own), _NODE_PORTS[carrier] + place)
 
 
 def _nodes(graph: YamlSetting) -> Iterator[YamlSetting]:

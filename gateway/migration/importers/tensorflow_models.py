@@ -16,6 +16,7 @@ _PORTS: Final = (8501, 8500)
 # What stays with the server that keeps running.
 _OF_THE_SERVER: Final = frozenset({"base_path", "model_platform", "model_version_policy"})
 _LABELS: Final = "version_labels"
+_REST: Final = "tensorflow_http"
 
 
 def import_models(path: Path) -> Imported:
@@ -42,8 +43,13 @@ def import_models(path: Path) -> Imported:
         if each.name != "model_config_list":
             found.unmapped.append(_unmapped(str(path), each))
     if models:
-        upstream = {"url": f"tfs+grpc://127.0.0.1:{shifted_port(_PORTS[1])}"}
+        http, grpc = (shifted_port(port) for port in _PORTS)
+        upstream = {"url": f"tfs+grpc://127.0.0.1:{grpc}"}
         found.config = before_server(_PORTS, "tensorflow", upstream, sorted(models))
+        # What only the server knows, such as signatures to classify, passes over its own carrier.
+        found.config["upstreams"][_REST] = {"url": f"tfs+http://127.0.0.1:{http}"}
+        match = {"protocol": "tfs.http", "model": sorted(models)}
+        found.config["routes"].insert(0, {"match": match, "targets": [{"upstream": _REST}]})
         found.config["models"] = models
     return found
 

@@ -8,7 +8,7 @@ Source: TorchServe 0.12, "Advanced configuration" and "Torch Model archiver".
 import json
 import re
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from gateway.migration.importers.imported import Imported, Unmapped, shifted_port
 
 _HTTP: Final = "http://127.0.0.1:8080"
+_DEFAULT_PORTS: Final[Mapping[str, int]] = {"http": 80, "https": 443}
 _GRPC: Final = "7070"
 _HOST: Final = "127.0.0.1"
 _UPSTREAM: Final = "torchserve"
@@ -79,7 +80,12 @@ def import_torchserve(path: Path) -> Imported:
         settings = _read_properties(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8") from error
-    return _Import(settings, str(path), _loaded(settings, path)).run()
+    try:
+        archives, lost = _loaded(settings, path), []
+    except FileNotFoundError as error:
+        text = f"{error.filename} is not here, so any model takes the route to the server"
+        archives, lost = [], [Unmapped(str(path), settings["load_models"].line, text)]
+    return _Import(settings, str(path), archives, lost).run()
 
 
 def _read_properties(text: str) -> dict[str, _Property]:
@@ -166,12 +172,17 @@ class _Import:
     """The import of one server."""
 
     def __init__(
-        self, settings: Mapping[str, _Property], file: str, archives: list[_Archive]
+        self,
+        settings: Mapping[str, _Property],
+        file: str,
+        archives: list[_Archive],
+        lost: Sequence[Unmapped] = (),
     ) -> None:
         self._settings = settings
         self._file = file
         self._archives = archives
-        self._found = Imported()
+        self._lost = lost
+        self._found = Imported(unmapped=[*lost])
         self._models: dict[str, dict[str, Any]] = {}
         self._versions: dict[str, list[str]] = {}
 
@@ -204,15 +215,25 @@ class _Import:
         )
 
     def _configured(self) -> None:
-        """Add the models of the setting `models`, which is JSON."""
-        setting = self._settings.get("models")
-        if setting is None:
-            return
-        try:
-            document = json.loads(setting.value)
-        except ValueError as error:
-            raise ValueError(f"{self._file}:{setting.line}: models is not JSON: {error}") from error
-        for name, versions in document.items() if isinstance(document, dict) else ():
+        """Add the models of the settings `models` and `model_snapshot`, which are JSON."""
+        for key in ("models", "model_snapshot"):
+            setting = self._settings.get(key)
+            if setting is None:
+                continue
+            try:
+                document = json.loads(setting.value)
+            except ValueError as error:
+                text = f"{self._file}:{setting.line}: {key} is not JSON: {error}"
+                raise ValueError(text) from error
+            if key == "model_snapshot" and isinstance(document, dict):
+                document = document.get("models", {})
+            if not isinstance(document, dict):
+                text = f"{self._file}:{setting.line}: {key} has no models: expected an object"
+                raise ValueError(text)  # noqa: TRY004  # the file is wrong, not an argument
+            self._add_models(document)
+
+    def _add_models(self, models: Mapping[str, Any]) -> None:
+        for name, versions in models.items():
             declared = self._declared(name)
             for version, own in versions.items() if isinstance(versions, dict) else ():
                 self._add_version(name, version)
@@ -267,11 +288,19 @@ class _Import:
 
     def _configuration(self) -> dict[str, Any]:
         """Return a gateway on the ports of the server, which moves to others."""
-        url = urlsplit(self._text("inference_address") or _HTTP)
+        address = self._settings.get("inference_address", _Property(_HTTP, 1))
+        url = urlsplit(address.value.strip() or _HTTP)
         try:
-            port = url.port or 80
+            own_port = url.port
         except ValueError as error:
             raise ValueError(f"{self._file}: inference_address: {error}") from error
+        if url.scheme not in _DEFAULT_PORTS or not url.hostname:
+            self._leave(address, f"'inference_address' {address.value!r} is left out for {_HTTP}")
+            url = urlsplit(_HTTP)
+            own_port = url.port
+        elif url.scheme == "https":
+            self._leave(address, f"'inference_address': set tls.ca of upstreams.{_UPSTREAM}")
+        port = own_port or _DEFAULT_PORTS[url.scheme]
         host = url.hostname or _HOST
         grpc = self._text("grpc_inference_port") or _GRPC
         if not grpc.isdecimal():
@@ -280,7 +309,7 @@ class _Import:
         limit = int(size) if size.isdecimal() else _DEFAULT_SIZE
         names = sorted(self._models)
         target = {"targets": [{"upstream": _UPSTREAM}]}
-        match = {"match": {"model": names}} if names else {}
+        match = {"match": {"model": names}} if names and not self._lost else {}
         # Bodies of unknown form pass as they came, so each carrier has its own.
         own = {"protocol": "torchserve.grpc", **match.get("match", {})}
         grpc_url = f"torchserve+grpc://{_HOST}:{shifted_port(int(grpc))}"
@@ -295,7 +324,7 @@ class _Import:
                 }
             ],
             "upstreams": {
-                _UPSTREAM: {"url": f"torchserve+http://{_HOST}:{shifted_port(port)}"},
+                _UPSTREAM: {"url": f"torchserve+{url.scheme}://{_HOST}:{shifted_port(port)}"},
                 _GRPC_UPSTREAM: {"url": grpc_url},
             },
             "routes": [

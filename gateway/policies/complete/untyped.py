@@ -9,6 +9,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any, Final
 
+import numpy as np
 import orjson
 
 from gateway.accelerator import accelerated
@@ -21,7 +22,7 @@ from gateway.ir.field_tensors import element_tensor, field_tensor, setting_of
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
 from gateway.ir.nearest import may_lie_between
 from gateway.ir.number_lists import CODES, nested_numbers, nested_shape
-from gateway.ir.tensor import Shape, Tensor
+from gateway.ir.tensor import Shape, Tensor, array_tensor, as_numpy
 from gateway.ir.untyped import (
     RowsForm,
     adds_axis,
@@ -288,10 +289,12 @@ def _of_values(
         whole = _whole_message(tensors, first, metadata.inputs)
         if whole is not None:
             return (whole,)
-    if len(tensors) == 1 and not tensors[0].name and type(first) is UntypedData:
+    if type(first) is UntypedData:
         form = declared_form(metadata.declarations, first.rules.protocol)
-        if form.splits:
+        if len(tensors) == 1 and not tensors[0].name and form.splits:
             return split_inputs(model, first, metadata, form)
+        if len(by_name) == 1 and {each.name for each in tensors} == {*form.columns}:
+            return (_stacked(tensors, form, metadata),)
     found: list[tuple[Tensor, TensorMetadata]] = []
     for tensor in tensors:
         declared = by_name.get(tensor.name)
@@ -303,6 +306,18 @@ def _of_values(
             raise _with_setting(unknown_input(model, tensor.name, by_name), tensor)
     _check_missing(model, [declared.name for _, declared in found], metadata, tensors[0])
     return tuple([_typed(tensor, declared, metadata) for tensor, declared in found])
+
+
+def _stacked(tensors: Sequence[Tensor], form: RowsForm, metadata: ModelMetadata) -> Tensor:
+    """Return the columns of a matrix that came as values of their own."""
+    declared, by_name = metadata.inputs[0], {each.name: each for each in tensors}
+    columns = [
+        as_numpy(_typed(by_name[name], TensorMetadata(name, declared.datatype, (-1,)), metadata))
+        for name in form.columns
+    ]
+    if len({len(each) for each in columns}) > 1:
+        raise InvalidRequest(f"the columns {quote_names(form.columns)} differ in length")
+    return array_tensor(declared.name, np.stack(columns, axis=1), declared.datatype)
 
 
 def _typed(tensor: Tensor, declared: TensorMetadata, metadata: ModelMetadata) -> Tensor:

@@ -62,6 +62,11 @@ class ModelDeclaration:
     signatures: Mapping[str, DeclaredSignature] = field(default_factory=dict)
     bytes: str = TEXT
 
+    @property
+    def is_of_labels(self) -> bool:
+        """Whether nothing else than labels is declared."""
+        return not self.signatures and self.bytes == TEXT
+
 
 NO_DECLARATION: Final = ModelDeclaration()
 

@@ -69,6 +69,11 @@ class CalledModel(Struct, frozen=True):
     needs: frozenset[Need] = NEEDS
 
     @property
+    def is_plain(self) -> bool:
+        """Whether a server of TensorFlow reads the request as the configuration does."""
+        return self.declared.is_of_labels and not self.spec.label
+
+    @property
     def signature_name(self) -> str:
         """The name of the signature, for replies."""
         return self.spec.signature or DEFAULT_SIGNATURE
@@ -154,9 +159,21 @@ class ModelTable:
             _NUMERIC if version == _PLACEHOLDER else NEEDS,
         )
 
-    def declared(self, name: str) -> ModelDeclaration:
-        """Return what is declared of the model *name*."""
-        return self._declared.get(name, NO_DECLARATION)
+    def unread(self, spec: Spec) -> tuple[ModelRef, CalledModel] | None:
+        """Return the model of a request that only its server can read, as called and as named.
+
+        None where the configuration decides: it declares signatures, or other labels.
+        """
+        declared = self._declared.get(spec.name, NO_DECLARATION)
+        label = declared.labels.get(spec.label)
+        if (
+            not spec.name
+            or not declared.is_of_labels
+            or (spec.label and declared.labels and not label)
+        ):
+            return None
+        named = ModelRef(spec.name, str(spec.version) if spec.version else "")
+        return (ModelRef(spec.name, label) if label else named), CalledModel(spec, named)
 
     def _version(self, spec: Spec, declared: ModelDeclaration) -> str:
         if spec.label:

@@ -11,6 +11,7 @@ from gateway.app.build.declarations import read_declarations
 from gateway.app.check.check import check
 from gateway.config.load import load_text
 from gateway.ir.text_tasks import TextForms
+from gateway.ir.untyped import RowsForm
 from tests.integration.openai_models import GOLDEN
 
 pytest.importorskip("tokenizers")
@@ -80,6 +81,29 @@ def test_a_protocol_that_needs_no_declaration_is_named(folder: Path) -> None:
     text = HEAD.replace("openai:", "oip: {}").rstrip()
     (problem,) = check(load_text(text, directory=folder))
     assert "'oip' needs no declaration" in problem.message
+
+
+RENAMED = """
+version: 1
+listeners: [{http: "127.0.0.1:0", default_model: house}]
+upstreams: {one: {url: "oip+http://127.0.0.1:1"}}
+routes:
+  - {name: own, match: {model: [flat]}, targets: [{upstream: one, model: own}]}
+  - {name: both, match: {model: [flat, house]}, targets: [{upstream: one, model: shared}]}
+  - {name: default, targets: [{upstream: one, weight: 0}, {upstream: one, model: new}]}
+models:
+  house: {protocols: {mlflow: {column_names: [a, b]}, tfs: {labels: {stable: 1}}}}
+  flat: {protocols: {mlflow: {column_names: [c, d]}}}
+  own: {protocols: {mlflow: {columns: each}}}
+"""
+
+
+def test_columns_hold_for_the_name_at_a_target(tmp_path: Path) -> None:
+    """Else the columns of a client in another order would be taken by position."""
+    found = read_declarations(load_text(RENAMED).config, tmp_path)
+    assert found["new"] == {"mlflow": found["house"]["mlflow"]}
+    assert found.keys() == {"house", "flat", "own", "new"}
+    assert found["own"]["mlflow"] == RowsForm(is_matrix=False)
 
 
 def test_a_declaration_is_read_with_its_files(folder: Path) -> None:

@@ -83,6 +83,10 @@ def test_a_broken_file_is_an_error(tmp_path: Path) -> None:
     path.write_text("signature: {inputs: '['}\n")
     with pytest.raises(ValueError, match=r"MLmodel:1: inputs is not JSON"):
         import_mlflow(path, "127.0.0.1:1", "127.0.0.1:2")
+    for inputs in ('{"a": 1}', '["a"]', '[{"type": "tensor"}]', "7"):
+        path.write_text(f"signature: {{inputs: '{inputs}'}}\n")
+        with pytest.raises(ValueError, match=r"MLmodel:1: inputs is no signature of MLflow"):
+            import_mlflow(path, "127.0.0.1:1", "127.0.0.1:2")
     path.write_text("- a\n")
     with pytest.raises(ValueError, match="expected a mapping"):
         import_mlflow(path, "127.0.0.1:1", "127.0.0.1:2")

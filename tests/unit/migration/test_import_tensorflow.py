@@ -39,6 +39,7 @@ def test_labels_and_a_route_are_imported(tmp_path: Path) -> None:
     assert 2 == found.models
     loaded = load_text(yaml.safe_dump(found.config)).config
     assert "tfs+grpc://127.0.0.1:18500" == str(loaded.upstreams["tensorflow"].url)
+    assert "tfs+http://127.0.0.1:18501" == str(loaded.upstreams["tensorflow_http"].url)
     assert "127.0.0.1:8501" == str(loaded.listeners[0].http)
     assert {"stable": "1", "canary": "3"} == {
         key: str(value)

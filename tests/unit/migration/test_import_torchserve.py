@@ -99,6 +99,49 @@ def test_a_model_whose_server_batches_has_one_item_in_a_request(tmp_path: Path) 
     assert declared == {"owl": {"batch": True}, "cat": {}}
 
 
+def test_a_snapshot_has_the_models_of_a_server(tmp_path: Path) -> None:
+    """KServe configures TorchServe with one."""
+    models = {"mnist": {"1.0": {"batchSize": 4}}}
+    file = tmp_path / "config.properties"
+    file.write_text(f"model_snapshot={json.dumps({'name': 'startup.cfg', 'models': models})}\n")
+    found = import_torchserve(file)
+    load_checked_mapping(found.config)
+    assert found.config["models"] == {"mnist": {"protocols": {"torchserve": {"batch": True}}}}
+
+
+def test_archives_of_another_host_are_named(tmp_path: Path) -> None:
+    """All models take the route, because nothing tells those of the archives."""
+    file = tmp_path / "config.properties"
+    for wanted in ("all", "cat.mar"):
+        file.write_text(
+            f'model_store=/far/store\nload_models={wanted}\nmodels={{"owl": {{"1.0": {{}}}}}}\n'
+        )
+        found = import_torchserve(file)
+        load_checked_mapping(found.config)
+        assert [each["match"] for each in found.config["routes"][:1]] == [
+            {"protocol": "torchserve.grpc"}
+        ]
+        assert "match" not in found.config["routes"][1]
+        assert "is not here, so any model takes the route" in str(found.unmapped[0])
+
+
+@pytest.mark.parametrize(
+    ("address", "url", "note"),
+    [
+        ("https://127.0.0.1:8443", "torchserve+https://127.0.0.1:18443", "set tls.ca"),
+        ("unix:/tmp/s", "torchserve+http://127.0.0.1:18080", "'unix:/tmp/s' is left out"),
+    ],
+)
+def test_other_addresses_are_named(tmp_path: Path, address: str, url: str, note: str) -> None:
+    """A server with TLS keeps it, and one of a socket is moved."""
+    file = tmp_path / "config.properties"
+    file.write_text(f"load_models=\ninference_address={address}\n")
+    found = import_torchserve(file)
+    load_checked_mapping(found.config)
+    assert found.config["upstreams"]["torchserve"]["url"] == url
+    assert any(note in str(each) and each.line == 2 for each in found.unmapped)
+
+
 @pytest.mark.parametrize(
     "data",
     [b"no zip", b'{"model": {}}', b"[]", b"{", b'{"model": {"modelName": 1}}'],
@@ -120,6 +163,7 @@ def test_a_setting_of_another_form_is_an_error(tmp_path: Path) -> None:
     file = tmp_path / "config.properties"
     for text, word in (
         ("models={", "models is not JSON"),
+        ('models=["a"]', "models has no models: expected an object"),
         ("grpc_inference_port=x", "grpc_inference_port"),
         ("inference_address=http://a:x", "inference_address"),
     ):

@@ -31,6 +31,7 @@ from gateway.ir.errors import (
     NotFound,
     NotReady,
     TooLarge,
+    Unsupported,
 )
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
 from gateway.ir.metadata import ModelMetadata
@@ -89,6 +90,7 @@ _HTML: Final = ("Content-Type", "text/html; charset=utf-8")
 _HEADERS: Final = Headers((JSON,))
 _PUID: Final = "Seldon-Puid"
 _DEFAULT: Final = ModelRef("")
+_NO_PATH: Final = 404
 
 
 class SeldonRestForm(Struct, frozen=True):
@@ -132,7 +134,7 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
         self.messages = self._texts = JsonMessages(limits, has_words=True)
         self._declared: Mapping[str, SeldonForm] = {}
         self._puids = new_request_ids()
-        health = Handling(_health, None, self._encode_health, _is_ok)
+        health = Handling(_health, None, self._encode_health, _is_there)
         self.calls = {
             InferRequest: Handling(
                 self._prediction,
@@ -141,10 +143,12 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
                 send_on=self._send_whole,
             ),
             OpaqueCall: Handling(send_on=self._send_whole),
-            ModelMetadataRequest: Handling(_metadata, self._read_metadata, _encode_metadata),
+            ModelMetadataRequest: Handling(
+                _metadata, self._read_metadata, _encode_metadata, _check_is_told
+            ),
             ServerLiveRequest: health,
             ServerReadyRequest: health,
-            ModelReadyRequest: Handling(_health, by_status=_is_ok),
+            ModelReadyRequest: Handling(_health, by_status=_is_there),
         }
 
     def declare(self, declared: Mapping[str, Any], /) -> None:
@@ -358,8 +362,16 @@ def _metadata(call: ModelMetadataRequest) -> HttpRequest:
     return get_request(call, METADATA)
 
 
-def _is_ok(wire: HttpResponse) -> bool:
-    return wire.status == OK
+def _is_there(wire: HttpResponse) -> bool:
+    """Return whether a server is ready: one without the path is, as Seldon's orchestrator."""
+    return wire.status in (OK, _NO_PATH)
+
+
+def _check_is_told(wire: HttpResponse) -> None:
+    if wire.status == _NO_PATH:
+        raise Unsupported(
+            "the server has no metadata; expected models.NAME.signature in the configuration"
+        )
 
 
 def _encode_metadata(call: ModelMetadataRequest, reply: ModelMetadata) -> HttpResponse:

@@ -32,7 +32,6 @@ from gateway.ir.limits import (
 from gateway.ir.metadata import ModelMetadata, ServerStatus
 from gateway.protocols.tfs.declarations import (
     CLASSIFY,
-    NO_DECLARATION,
     PREDICT,
     REGRESS,
     ModelDeclaration,
@@ -224,7 +223,7 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse], DeclaringCodec):
         return ServerStatusRequest(about=ModelRef(called.model.name), context=context)
 
     def _whole_of(self, called: CalledModel) -> str:
-        return self.whole if called.declared is NO_DECLARATION else ""
+        return self.whole if called.is_plain else ""
 
     def _question_context(self, wire: GrpcRequest, called: CalledModel) -> Context:
         whole = self._whole_of(called) if self.is_plain(wire) else ""
@@ -235,11 +234,11 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse], DeclaringCodec):
         if wire.method not in _FORWARDED or not self.is_plain(wire):
             return None
         spec = messages.EXAMPLES.read((wire.view,), self._limits).spec
-        if not spec.name or self._models.declared(spec.name) is not NO_DECLARATION:
+        unread = self._models.unread(spec)
+        if unread is None:
             return None
         check_name("model name", spec.name, self._limits.model_name_bytes, "model_name_bytes")
-        model = ModelRef(spec.name, str(spec.version) if spec.version else "")
-        form = CalledModel(spec, model)
+        model, form = unread
         context = grpc_context(wire, NAME, NEEDS, form, whole=self.whole, refusal=refused)
         if wire.method == _METADATA_METHOD:
             return ModelMetadataRequest(model=model, context=context)

@@ -35,7 +35,6 @@ from gateway.ir.nearest import loads_to_odd
 from gateway.protocols.tfs.declarations import (
     B64,
     CLASSIFY,
-    NO_DECLARATION,
     PREDICT,
     REGRESS,
     TEXT,
@@ -283,11 +282,12 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
         """Return a request with a label, a signature or examples that only its server knows."""
         found = self._find(wire.method, wire.path, self._is_kserve)
         spec = found.spec
-        if not spec.name or self._models.declared(spec.name) is not NO_DECLARATION:
+        unread = self._models.unread(spec)
+        if unread is None:
             return None
         verb = found.verb
-        model = ModelRef(spec.name, str(spec.version) if spec.version else "")
-        form = RestForm(CalledModel(spec, model), rest=_REST[verb])
+        model, called = unread
+        form = RestForm(called, rest=_REST[verb])
         context = http_context(wire, NAME, NEEDS, form, self.whole, refused)
         if verb is Verb.METADATA:
             return ModelMetadataRequest(model=model, context=context)
@@ -318,7 +318,7 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
     def _decode_question(self, found: RestPath, wire: HttpRequest) -> Call[Any]:
         verb = found.verb
         called = self._models.find(found.spec)
-        whole = self.whole if called.declared is NO_DECLARATION and not wire.size_bytes else ""
+        whole = self.whole if called.is_plain and not wire.size_bytes else ""
         if verb is Verb.EXPLAIN:
             check_plain(is_plain=self.is_plain(wire))
             message = Origin(NAME, wire, RestForm(called, rest=_REST[verb]), whole=_EXPLAINED)
@@ -362,7 +362,7 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
         (is_rows, signature, parameters), tensors = found
         # By position, because a keyword costs more.
         called = self._models.find(spec.with_signature(signature), _PREDICT, True)
-        is_whole = event is None and vertex is None and called.declared is NO_DECLARATION
+        is_whole = event is None and vertex is None and called.is_plain
         form = RestForm(called, is_rows, event, _PREDICTED)
         origin = Origin(NAME, wire, form, True, self.whole if is_whole else "")
         context = Context(

@@ -75,6 +75,37 @@ def test_protocol_and_service_follow_the_rules_of_kserve(
     assert [url] == urls(imported(tmp_path, service(predictor=predictor)))
 
 
+@pytest.mark.parametrize(
+    ("versions", "url"),
+    [
+        (["grpc-v2", "v2"], f"oip+http://{_HOST}"),
+        (["v1", "v2"], f"tfs+http://{_HOST}"),
+        (["grpc-v2"], f"oip+grpc://{_HOST}"),
+        ([], f"tfs+http://{_HOST}"),
+    ],
+)
+def test_a_runtime_tells_the_version_that_a_service_does_not_name(
+    tmp_path: Path, versions: list[str], url: str
+) -> None:
+    """KServe takes V1 or V2, what is first."""
+    runtime = {
+        "kind": "ServingRuntime",
+        "metadata": {"name": "mine"},
+        "spec": {"protocolVersions": versions},
+    }
+    text = f"{service(predictor=model(runtime='mine'))}---\n{yaml.safe_dump(runtime)}"
+    assert [url] == urls(imported(tmp_path, text))
+
+
+def test_a_runtime_that_is_not_in_the_file_is_named(tmp_path: Path) -> None:
+    """One of KServe itself is known."""
+    found = imported(tmp_path, service(predictor=model(runtime="far")))
+    assert [f"tfs+http://{_HOST}"] == urls(found)
+    assert "runtime 'far' is not in the file, so its protocol counts as v1" in notes(found)[0]
+    found = imported(tmp_path, service(predictor=model(runtime="kserve-sklearnserver")))
+    assert not any("runtime" in note for note in notes(found))
+
+
 def test_v1_has_the_form_of_kserve(tmp_path: Path) -> None:
     """TensorFlow Serving has its own form of V1, and tells the tensors of its models."""
     found = imported(tmp_path, service(predictor=model()))
@@ -188,7 +219,10 @@ def test_what_is_left_out_is_named_with_its_line(tmp_path: Path) -> None:
         "10: runtime 'other' left out: no InferenceService names it",
     ] == notes(found)
     assert [["a"], ["c"]] == [each["match"]["model"] for each in found.config["routes"]]
-    assert "oip+grpc://modelmesh-serving.default.svc.cluster.local:8033" in urls(found)
+    assert [
+        "oip+http://a-predictor.default.svc.cluster.local:80",
+        "oip+grpc://modelmesh-serving.default.svc.cluster.local:8033",
+    ] == urls(found)
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,13 @@ def test_other_graphs_are_named(tmp_path: Path, left: dict[str, Any], text: str)
     assert "pipelines" not in found.config
 
 
+def test_a_graph_with_the_name_of_a_model_is_named(tmp_path: Path) -> None:
+    """No call would reach it."""
+    left = graph(FIRST, name="a")
+    (note,) = imported(tmp_path, models("a", "b") | {"pipeline_config_list": [left]}).unmapped
+    assert note.text == "graph 'a' left out: a model has its name"
+
+
 def test_libraries_are_named(tmp_path: Path) -> None:
     """They run nodes that no model has."""
     found = imported(tmp_path, models("a") | {"custom_node_library_config_list": []})

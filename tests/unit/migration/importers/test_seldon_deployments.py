@@ -61,23 +61,49 @@ _UNDECLARED = (
 )
 
 
+_NODE = "house-main-node.default.svc.cluster.local"
+
+
 @pytest.mark.parametrize(
-    ("spec", "url"),
+    ("spec", "scheme", "places"),
     [
-        ({}, f"seldon+http://{_HOST}:8000"),
-        ({"protocol": "seldon", "transport": "grpc"}, f"seldon+grpc://{_HOST}:5001"),
-        ({"protocol": "tensorflow", "transport": "rest"}, f"tfs+http://{_HOST}:8000"),
-        ({"protocol": "kfserving"}, f"oip+http://{_HOST}:8000"),
-        ({"protocol": "v2", "transport": "grpc"}, f"oip+grpc://{_HOST}:5001"),
+        ({}, "seldon", (f"{_HOST}:8000", f"{_HOST}:5001")),
+        ({"protocol": "seldon", "transport": "grpc"}, "seldon", (f"{_HOST}:8000", f"{_HOST}:5001")),
+        (
+            {"protocol": "tensorflow", "transport": "rest"},
+            "tfs",
+            (f"{_NODE}:9000", f"{_NODE}:9500"),
+        ),
+        ({"protocol": "kfserving"}, "oip", (f"{_NODE}:9000", f"{_NODE}:9500")),
+        ({"protocol": "v2", "transport": "grpc"}, "oip", (f"{_NODE}:9000", f"{_NODE}:9500")),
     ],
 )
-def test_the_protocol_is_that_of_the_orchestrator(
-    tmp_path: Path, spec: dict[str, str], url: str
+def test_each_carrier_has_its_port(
+    tmp_path: Path, spec: dict[str, str], scheme: str, places: tuple[str, str]
 ) -> None:
-    """Its service has one port for HTTP, and one for gRPC."""
+    """Of the orchestrator for Seldon's protocol, and else of the only model's own service."""
     found = imported(tmp_path, deployment(predictor(), **spec))
-    assert [url] == urls(found)
+    assert [f"{scheme}+http://{places[0]}", f"{scheme}+grpc://{places[1]}"] == urls(found)
     assert found.config["listeners"][0]["default_model"] == "house"
+    name = places[0].partition(".svc")[0]
+    assert [(f"{scheme}.grpc", f"{name}.grpc"), (None, name)] == [
+        (each["match"].get("protocol"), each["targets"][0]["upstream"])
+        for each in found.config["routes"]
+    ]
+    options = {"seldon": {"feedback": "forward"}} if scheme == "seldon" else None
+    assert found.config["listeners"][0].get("options") == options
+
+
+def test_an_orchestrator_without_health_is_called_over_http_alone(tmp_path: Path) -> None:
+    """Its gRPC server ends at a question for its health, and its REST server has no such path."""
+    graph = {"name": "r", "type": "ROUTER", "children": [{"name": "m"}]}
+    found = imported(tmp_path, deployment(predictor(graph=graph), protocol="v2"))
+    assert [f"oip+http://{_HOST}:8000"] == urls(found)
+    assert len(found.config["routes"]) == 1
+    assert (
+        "8: service house-main does not tell whether it is ready, and neither does the gateway "
+        "before it"
+    ) == notes(found)[-1]
 
 
 @pytest.mark.parametrize(
@@ -111,7 +137,7 @@ def test_the_service_follows_the_rules_of_seldon(
     tmp_path: Path, keys: dict[str, Any], address: str
 ) -> None:
     """Without an orchestrator its service has the port of the node."""
-    (url,) = urls(imported(tmp_path, deployment(predictor(**keys))))
+    url, _ = urls(imported(tmp_path, deployment(predictor(**keys))))
     assert f"seldon+http://{address}" == url
 
 
@@ -126,12 +152,13 @@ def test_traffic_becomes_weights_and_a_shadow_is_named(tmp_path: Path) -> None:
             protocol="v2",
         ),
     )
-    (route,) = found.config["routes"]
-    assert ["house", "node"] == route["match"]["model"]
+    of_grpc, route = found.config["routes"]
+    assert ["house", "node"] == route["match"]["model"] == of_grpc["match"]["model"]
     assert [
-        {"upstream": "house-main.default", "model": "node", "weight": 75},
-        {"upstream": "house-next.default", "model": "new", "weight": 25},
+        {"upstream": "house-main-node.default", "model": "node", "weight": 75},
+        {"upstream": "house-next-new.default", "model": "new", "weight": 25},
     ] == route["targets"]
+    assert [75, 25] == [each["weight"] for each in of_grpc["targets"]]
     assert ["19: predictor 'copy' left out: it is a shadow; see migrations.NAME.mirror"] == (
         notes(found)
     )
@@ -153,8 +180,11 @@ def test_what_has_no_equivalent_is_named_with_its_line(tmp_path: Path) -> None:
         "31: 'node' left out: protocol 'v9'; expected one of seldon, tensorflow, kfserving, v2",
         "42: 'stream' left out: its server reads Kafka, and has no address",
     ] == notes(found)
-    assert [["house"], ["other"]] == [each["match"]["model"] for each in found.config["routes"]]
-    assert found.config["upstreams"]["house-main.default"]["tls"] == {}
+    assert [["house"], ["other"]] == [
+        each["match"]["model"] for each in found.config["routes"][1::2]
+    ]
+    tls = [each.get("tls") for each in found.config["upstreams"].values()]
+    assert tls == [{}, {}, None, None]
     assert "default_model" not in found.config["listeners"][0]
 
 
@@ -164,7 +194,7 @@ def test_a_name_of_two_namespaces_is_imported_once(tmp_path: Path) -> None:
     second = text.replace("name: house", "name: house\n  namespace: other")
     found = imported(tmp_path, f"{text}---\n{second}")
     assert ["12: 'house' left out: another namespace has this name"] == notes(found)
-    assert [f"oip+http://{_HOST}:8000"] == urls(found)
+    assert [f"oip+http://{_NODE}:9000", f"oip+grpc://{_NODE}:9500"] == urls(found)
 
 
 _CHAIN = {"name": "clean", "children": [{"name": "score", "type": "MODEL"}]}
@@ -241,7 +271,7 @@ def test_other_graphs_stay_with_seldon(
 ) -> None:
     """Each node that prevents a pipeline is named, and all calls go to the orchestrator."""
     found = imported(tmp_path, deployment(predictor(graph=graph, **specs(*containers))))
-    assert [f"seldon+http://{_HOST}:8000"] == urls(found)
+    assert [f"seldon+http://{_HOST}:8000", f"seldon+grpc://{_HOST}:5001"] == urls(found)
     assert "pipelines" not in found.config
     texts = [each.text for each in found.unmapped[:-1]]
     assert len(reasons) == len(texts)

@@ -248,6 +248,22 @@ def test_declared_columns_are_put_in_order() -> None:
         typed(body, (x(D.FP32, -1, 2),), form=RowsForm(columns=("p", "r")))
 
 
+@pytest.mark.parametrize(
+    ("datatype", "values"), [(D.FP64, "[1, 2.5]"), (D.INT64, "[1, 2]"), (D.BYTES, '["1", "2"]')]
+)
+def test_declared_columns_are_stacked(datatype: Datatype, values: str) -> None:
+    """Columns with names of their own are the matrix, as a table is."""
+    body = f'{{"inputs": {{"p": {values}, "q": {values}}}}}'
+    (tensor,) = typed(body, (x(datatype, -1, 2),), form=RowsForm(columns=("q", "p"))).inputs
+    assert (tensor.name, tensor.datatype, tensor.shape) == ("x", datatype, (2, 2))
+    assert as_numpy(tensor)[0].tolist() == as_numpy(tensor)[:, 0].tolist()[:1] * 2
+    longer = body.replace(f'"q": {values}', '"q": ' + values.replace("]", ", " + values[1:]))
+    with pytest.raises(InvalidRequest, match="the columns 'q', 'p' differ in length"):
+        typed(longer, (x(datatype, -1, 2),), form=RowsForm(columns=("q", "p")))
+    with pytest.raises(InvalidRequest, match=r"model 'm' (needs input 'x'|has no input 'p')"):
+        typed(body, (x(datatype, -1, 2),), form=RowsForm(columns=("q", "r")))
+
+
 def test_declared_binary_texts_are_base64() -> None:
     """They become the bytes that they encode."""
     body = '{"inputs": ["/wA="]}'

@@ -128,6 +128,14 @@ def test_questions_have_paths_of_the_microservice() -> None:
     assert codec.encode_call(metadata).path == "/metadata"
 
 
+def test_an_orchestrator_has_neither_path() -> None:
+    """It is ready, and its models need a declaration."""
+    codec = HttpCodec()
+    assert codec.decode_reply(ServerReadyRequest(), HttpResponse(404)) is True
+    with pytest.raises(Unsupported, match=r"no metadata; expected models\.NAME"):
+        codec.decode_reply(ModelMetadataRequest(model=ModelRef("m")), HttpResponse(404))
+
+
 def test_tags_of_a_server_are_parameters_without_those_of_the_request() -> None:
     """A server sends the tags of a request back."""
     document = {"meta": {"puid": "p", "tags": {"a": 1, "b": "x"}}, "strData": "x"}
