@@ -18,6 +18,7 @@ from gateway.ir.tensor import array_tensor, as_numpy
 from gateway.policies.batch.padding import PaddedSize
 from gateway.policies.batch.policy import Batch
 from gateway.policies.batch.queue import BatchRules
+from tests.simulation.virtual_time import in_virtual_time, now
 
 M = ModelRef("m")
 PAD = 9
@@ -58,7 +59,7 @@ class Model:
 async def batched(*calls: InferRequest) -> tuple[Model, list[list[list[int]]]]:
     """Return the model after concurrent calls, and the states that each of them got."""
     model = Model()
-    batch = Batch(model, BatchRules(in_flight=1, max_delay_s=0.01))
+    batch = Batch(model, BatchRules(in_flight=1, max_delay_s=0.01), clock=now)
     replies = await asyncio.gather(*map(batch, calls))
     assert [call.id for call in calls] == [reply.id for reply in replies]
     return model, [as_numpy(reply.outputs[0])[:, :, 0].tolist() for reply in replies]
@@ -67,6 +68,7 @@ async def batched(*calls: InferRequest) -> tuple[Model, list[list[list[int]]]]:
 @pytest.mark.parametrize(
     ("pads_left", "padded"), [(False, [1, 2, PAD, PAD]), (True, [PAD, PAD, 1, 2])]
 )
+@in_virtual_time
 async def test_shorter_rows_are_padded_and_cut_back(pads_left: bool, padded: list[int]) -> None:
     """The model sees one call; each caller gets states of its own length."""
     short = request([1, 2], pads_left=pads_left)
@@ -76,16 +78,18 @@ async def test_shorter_rows_are_padded_and_cut_back(pads_left: bool, padded: lis
     assert [[[1, 2]], [[3, 4, 5, 6], [7, 8, 9, 1]]] == states
 
 
+@in_virtual_time
 async def test_outputs_without_an_axis_for_tokens_are_whole() -> None:
     """An output of two axes has its columns, whatever the padding is."""
     model = Model()
-    batch = Batch(model, BatchRules(in_flight=1, max_delay_s=0.01))
+    batch = Batch(model, BatchRules(in_flight=1, max_delay_s=0.01), clock=now)
     calls = request([1, 2], fills=0), request([3, 4, 5], fills=0)
     replies = await asyncio.gather(*map(batch, calls))
     assert [[[3]], [[12]]] == [as_numpy(reply.outputs[1]).tolist() for reply in replies]
     assert 1 == len(model.seen)
 
 
+@in_virtual_time
 async def test_other_padding_is_another_batch() -> None:
     """Calls whose padding differs are not merged."""
     model, states = await batched(request([1]), request([2, 3], fills=0))
@@ -93,6 +97,7 @@ async def test_other_padding_is_another_batch() -> None:
     assert [[[1]], [[2, 3]]] == states
 
 
+@in_virtual_time
 async def test_elements_with_padding_are_bounded() -> None:
     """A call that would make the padded batch too large waits for the next one.
 
@@ -103,6 +108,7 @@ async def test_elements_with_padding_are_bounded() -> None:
     assert [[[1, 1], [3, PAD]], [[2, 2, 2, 2]]] == model.seen
 
 
+@in_virtual_time
 async def test_a_long_row_does_not_lengthen_many_short_ones() -> None:
     """Padding is at most a quarter of the elements, where it costs more than another call."""
     short = [request([number]) for number in range(30)]
