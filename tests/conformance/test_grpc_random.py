@@ -20,6 +20,7 @@ from gateway.ir.errors import DeadlineExceeded, NotSent
 from gateway.transports.contract import ClientLimits, GrpcClient, ServerLimits
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus
 from tests.integration.grpc_echo import BIDI, MAKES, STREAM, UNARY, Answers, calling, serving
+from tests.integration.http_kit import retried
 
 CALLS = 120
 SEEDS = pytest.mark.parametrize("seed", [1, 2, 3, 4])
@@ -246,10 +247,10 @@ async def _call(client: GrpcClient, rng: random.Random, number: int) -> None:
 async def _responses(client: GrpcClient, wire: GrpcRequest) -> list[GrpcResponse]:
     """Send *wire* until it is accepted: grpcio's core refuses streams while it cleans up."""
     deadline = monotonic() + 30
-    while True:
-        try:
-            if wire.method == UNARY:
-                return [await client.send(wire, deadline=deadline)]
-            return [each async for each in client.stream(wire, deadline=deadline)]
-        except NotSent:
-            await asyncio.sleep(0.01)
+
+    async def respond() -> list[GrpcResponse]:
+        if wire.method == UNARY:
+            return [await client.send(wire, deadline=deadline)]
+        return [each async for each in client.stream(wire, deadline=deadline)]
+
+    return await retried(respond, NotSent)

@@ -17,6 +17,8 @@ from tests.scheduling import delayed_s, slowness
 CONFIG = Path(__file__).with_name("fair.yaml")
 BUDGET_BYTES = 64 << 20
 MAX_WAIT_S = 0.25
+REPLIES = 150
+"""Of all innocents, which takes them some 1.5 s."""
 _EVERY_S = 0.02
 _FEWEST = 3
 _PATIENCE_S = 60.0
@@ -77,6 +79,11 @@ class Innocents:
         for thread in self._threads:
             thread.join()
         self._slow = max(self._slow, slowness())
+
+    def await_replies(self, count: int) -> None:
+        """Wait until they have so many replies more, or one was rejected."""
+        due = len(self.waits) + count
+        assert eventually(lambda: len(self.waits) >= due or bool(self.refused), _PATIENCE_S)
 
     def _run(self, source: str, data: bytes, name: str) -> None:
         with Raw(self._address, source=source) as raw:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from tests.hostile.process import eventually
 from tests.hostile.wire import Address
 from tests.interop.programs import program
 
@@ -120,12 +120,12 @@ def _free_port() -> int:
 
 
 def _wait_for(address: Address, process: subprocess.Popen[bytes]) -> None:
-    end = time.monotonic() + _START_S
-    while time.monotonic() < end:
+    def is_open() -> bool:
         if process.poll() is not None:
             assert process.stderr is not None
             raise AssertionError(process.stderr.read().decode(errors="replace")[-2000:])
         with suppress(OSError), socket.create_connection(address, 1):
-            return
-        time.sleep(0.02)
-    raise AssertionError("the proxy does not start")
+            return True
+        return False
+
+    assert eventually(is_open, _START_S), "the proxy does not start"

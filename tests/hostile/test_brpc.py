@@ -389,11 +389,16 @@ def test_unread_responses_stall_the_connection(patient: Patient, address: str) -
     frame = Question("Predict", oracle.message("simple", rows)).bytes(1)
     assert len(frame) > 300_000
     before = patient.gateway.status("VmRSS")
+    sent = 0
     with Client(address, 8.0) as client:
         client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        with pytest.raises((ConnectionError, TimeoutError)):
-            client.socket.sendall(frame * 3000)
-    assert patient.gateway.status("VmRSS") - before < 48 << 20
+        with suppress(ConnectionError, TimeoutError):
+            for _ in range(3000):
+                client.socket.sendall(frame)
+                sent += 1
+    assert 8 < sent < 3000  # more than are answered at a time, but not all
+    # As for any client that reads nothing: the budget is 32 MiB, and the allocator keeps the rest.
+    assert patient.gateway.status("VmRSS") - before < 64 << 20
 
 
 def is_closed(client: Client) -> bool:

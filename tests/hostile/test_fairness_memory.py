@@ -13,7 +13,7 @@ from contextlib import ExitStack, suppress
 import pytest
 
 from tests.hostile import frames
-from tests.hostile.fairness import BUDGET_BYTES, Innocents, fair_gateway, uint8
+from tests.hostile.fairness import BUDGET_BYTES, REPLIES, Innocents, fair_gateway, uint8
 from tests.hostile.process import Gateway
 from tests.hostile.wire import Raw, post
 
@@ -33,10 +33,10 @@ def gateway() -> Iterator[Gateway]:
         yield found
 
 
-def _watched(gateway: Gateway, seconds: float = 1.5) -> Innocents:
-    """Let others send requests for a while, next to those that have begun."""
+def _watched(gateway: Gateway) -> Innocents:
+    """Let others send requests, next to those that have begun."""
     with Innocents(gateway) as others:
-        time.sleep(seconds)
+        others.await_replies(REPLIES)
     return others
 
 
@@ -109,7 +109,7 @@ def test_unread_responses_stay_within_the_budget(gateway: Gateway) -> None:
                 sender.start()
             for sender in senders:
                 sender.join()
-            time.sleep(0.5)
+            others.await_replies(REPLIES // 3)
         grown = gateway.status("VmHWM") - memory
         # Responses may exceed the budget by a quarter. The rest is what the allocator keeps of freed
         # memory, and one message that is in memory as elements and as JSON while it is written.

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import socket
 import struct
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 
 import pytest
 
 from tests.hostile import frames
-from tests.hostile.fairness import LIVE, Innocents, fair_gateway, uint8
+from tests.hostile.fairness import LIVE, REPLIES, Innocents, fair_gateway, uint8
 from tests.hostile.judge import good_call
 from tests.hostile.process import Gateway
 from tests.hostile.wire import GOOD, Raw, ask, head
@@ -51,7 +50,7 @@ def test_streams_without_a_window_hold_no_slot(gateway: Gateway) -> None:
             socks.append(sock)
         with Innocents(gateway) as others:
             for _ in range(5):
-                time.sleep(0.3)
+                others.await_replies(REPLIES // 5)
                 drip = b"".join(
                     frames.frame(frames.WINDOW, 0, stream, b"\0\0\0\1")
                     for stream in range(1, 20, 2)
@@ -71,7 +70,7 @@ def test_unread_responses_hold_no_slot(gateway: Gateway) -> None:
             raw.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             raw.send([data])
         with Innocents(gateway) as others:
-            time.sleep(1.5)
+            others.await_replies(REPLIES)
             for address, path in (
                 (gateway.http, "/v2/health/live"),
                 (gateway.http, "/v2/health/ready"),

@@ -229,6 +229,18 @@ async def eventually(found: Callable[[], Any], patience_s: float = 60.0) -> Any:
             await asyncio.sleep(0.005)
 
 
+async def stable(found: Callable[[], T], still_s: float = 0.2) -> T:
+    """Return *found* once it has stayed the same for *still_s* seconds: what flows has stopped."""
+    loop = asyncio.get_running_loop()
+    seen, since = found(), loop.time()
+    async with asyncio.timeout(60.0):
+        while loop.time() - since < still_s:
+            await asyncio.sleep(0.01)
+            if (now := found()) != seen:
+                seen, since = now, loop.time()
+    return seen
+
+
 async def retried(
     make: Callable[[], Awaitable[T]], error: type[Exception], patience_s: float = 60.0
 ) -> T:

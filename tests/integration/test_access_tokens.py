@@ -65,7 +65,7 @@ class KeyServer:
         await reader.readuntil(b"\r\n\r\n")
         self.fetches += 1
         if self.hangs:
-            await asyncio.sleep(60)
+            await asyncio.Event().wait()
         body = self.text()
         writer.write(
             f"HTTP/1.1 {self.status} X\r\nLocation: /other\r\nContent-Length: {len(body)}\r\n\r\n".encode()
@@ -138,9 +138,12 @@ async def test_unknown_kids_cause_one_fetch_in_10_s(
         await fetched(gateway)
         assert server.fetches == 1
         server.keys["two"] = TWO
-        while await status_of(gateway, token(TWO, "two")) == 401:
+
+        async def is_known() -> bool:
             assert await status_of(gateway, token()) == 200
-            await asyncio.sleep(0.01)
+            return await status_of(gateway, token(TWO, "two")) != 401
+
+        await eventually(is_known)
         assert server.fetches == 2
         monkeypatch.setattr(key_sets, "FETCH_INTERVAL_S", 600.0)
         for number in range(30):
@@ -155,7 +158,7 @@ async def test_a_key_server_that_fails_delays_no_request(tmp_path: Path, fault: 
     server.hangs = fault == "hangs"
     server.status = 302
     async with issuing(tmp_path, server) as (gateway, _):
-        await asyncio.sleep(0.1)
+        await eventually(lambda: server.fetches)
         began = time.monotonic()
         assert await status_of(gateway, token()) == 503
         assert time.monotonic() - began < 30  # it hangs for a minute

@@ -26,6 +26,7 @@ from tests.integration.access_kit import (
     read_response,
 )
 from tests.integration.asking_kit import running
+from tests.integration.http_kit import eventually
 
 CLIENT = Identity("counted")
 INFER = "/inference.GRPCInferenceService/ModelInfer"
@@ -152,7 +153,7 @@ async def send_brpc(gateway: Gateway, counting: Counting, size: int) -> None:
     reader, writer = await asyncio.open_connection(host, int(port))
     frame = brpc_frame("Predict", 7, data="Bearer abc", size=size)
     writer.write(frame[:100])
-    await asyncio.sleep(0.05)
+    await eventually(lambda: counting.requests)
     writer.write(frame[100:])
     meta, _ = await read_brpc(reader)
     assert meta.correlation_id == 7
@@ -202,11 +203,11 @@ async def test_a_small_refused_body_keeps_the_connection(
     host, port = gateway.addresses["main.http"].split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     for _ in range(2):
+        counting.requests.clear()
         writer.write(
             b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 60000\r\n\r\n"
         )
-        await writer.drain()
-        await asyncio.sleep(0.05)
+        await eventually(lambda: counting.requests)
         writer.write(bytes(60_000))
         assert (await read_response(reader)).status == 401
     writer.write(b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 70000\r\n\r\n")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import socket
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from http.client import HTTPConnection, HTTPResponse
@@ -335,8 +334,9 @@ def test_remaining_deadline_is_forwarded_as_timeout_ms(server: Running) -> None:
             Client(running.addresses[BRPC]) as client,
         ):
             sent = client.send(Question("Predict", PREDICT.body, extra={8: 3000}))
-            meta = _predict_received(listening)
-            response = client.answer()
+            connection, meta = _predict_received(listening)
+            with closing(connection):  # which never answers
+                response = client.answer()
     timeout_ms = oracle.fields(meta[1][-1])[8][-1]
     assert 0 < timeout_ms <= 3000
     assert response is not None
@@ -344,22 +344,21 @@ def test_remaining_deadline_is_forwarded_as_timeout_ms(server: Running) -> None:
     assert server.process.poll() is None
 
 
-def _predict_received(listening: socket.socket) -> oracle.Fields:
-    """Return the metadata of the first Predict that comes; probes are closed."""
+def _predict_received(listening: socket.socket) -> tuple[socket.socket, oracle.Fields]:
+    """Return the connection and the metadata of the first Predict that comes; probes are closed."""
     while True:
         connection, _ = listening.accept()
         connection.settimeout(60)
-        with closing(connection):
-            data = b""
-            while len(data) < 12 or len(data) < 12 + int.from_bytes(data[4:8], "big"):
-                piece = connection.recv(65536)
-                if not piece:
-                    break
-                data += piece
-            meta = oracle.fields(data[12 : 12 + int.from_bytes(data[8:12], "big")])
-            if oracle.fields(meta[1][-1])[2][-1] == b"Predict":
-                time.sleep(3.1)  # past the caller's time: it must not wait for this answer
-                return meta
+        data = b""
+        while len(data) < 12 or len(data) < 12 + int.from_bytes(data[4:8], "big"):
+            piece = connection.recv(65536)
+            if not piece:
+                break
+            data += piece
+        meta = oracle.fields(data[12 : 12 + int.from_bytes(data[8:12], "big")])
+        if oracle.fields(meta[1][-1])[2][-1] == b"Predict":
+            return connection, meta
+        connection.close()
 
 
 def test_stop_finishes_calls_in_flight(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from gateway.transports.grpc.client import GrpcClient
 from gateway.transports.http1.client import HttpClient
 from gateway.transports.http2 import frames
 from tests.integration.cut_kit import LIMITS, MIB, Far, near, request, response_of
-from tests.integration.http_kit import Raw, eventually
+from tests.integration.http_kit import Raw, eventually, stable
 
 
 async def test_body_is_cut_through_under_tls() -> None:
@@ -188,8 +188,8 @@ async def test_closed_windows_pause_the_client() -> None:
         head, body = request(("a", "UINT8", bytes(48 * MIB)))
         sending = asyncio.ensure_future(raw.send(head + body))
         await eventually(lambda: far.received == 65_535)
-        await asyncio.sleep(0.2)
-        unsent, used_bytes = raw.writer.transport.get_write_buffer_size(), gateway.budget.used_bytes
+        unsent = await stable(raw.writer.transport.get_write_buffer_size)
+        used_bytes = gateway.budget.used_bytes
         before = far.received
         far.grant(64 * MIB)
         async with asyncio.timeout(45):

@@ -37,7 +37,7 @@ def decide(client: Identity, facts: ExternalFacts) -> bool | str:
 
 async def decide_late(_client: Identity, _facts: ExternalFacts) -> bool:
     """Take longer than anybody waits."""
-    await asyncio.sleep(60)
+    await asyncio.Event().wait()
     return True
 
 

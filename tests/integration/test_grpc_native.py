@@ -32,7 +32,7 @@ from tests.integration.grpc_echo import (
     echo,
     only_quiet,
 )
-from tests.integration.http_kit import retried
+from tests.integration.http_kit import retried, stable
 from tests.integration.test_grpc_hostile import MESSAGE, PREFACE, call
 
 
@@ -370,11 +370,7 @@ async def test_slow_reader_pauses_the_stream() -> None:
         responses = client.stream(ask(method=STREAM), deadline=None)
         for _ in range(10):
             await anext(responses)
-        before = -1
-        while made != before:
-            before = made
-            await asyncio.sleep(0.05)
-        assert made <= 10 + 4
+        assert await stable(lambda: made) <= 10 + 4
         await responses.aclose()  # type: ignore[attr-defined]  # it is a generator
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from http.client import HTTPConnection
@@ -17,6 +16,7 @@ import yaml
 from gateway.schema import grps_pb2 as pb
 from tests.integration.cli_kit import Running, serving
 from tests.integration.grps_kit import TIMEOUT_S, Channel, post, values
+from tests.integration.workers_kit import eventually
 
 SUCCESS = {"code": 200, "msg": "OK", "status": "SUCCESS"}
 PREDICT = "/grps/v1/infer/predict"
@@ -300,10 +300,8 @@ def test_series_count_recent_inferences(running: Running) -> None:
     address = running.addresses["main.http"]
     document_of(post(address, PREDICT, {"str_data": "x", "model": "bytes"}))
     path = "/grps/v1/monitor/series?name="
-    until = time.monotonic() + TIMEOUT_S
-    seconds: list[float] = []
-    while not any(seconds):
-        assert time.monotonic() < until
+
+    def is_counted() -> bool:
         status, kind, text = get(address, f"{path}*qps")
         assert (200, "application/json") == (status, kind)
         document = json.loads(text)
@@ -311,8 +309,9 @@ def test_series_count_recent_inferences(running: Running) -> None:
             document["label"],
             [place for place, _ in document["data"]],
         )
-        seconds = [value for _, value in document["data"][114:]]
-        time.sleep(0.05)
+        return any(value for _, value in document["data"][114:])
+
+    eventually(is_counted, TIMEOUT_S)
     document = json.loads(get(address, f"{path}latency_cdf%28ms%29")[2])
     assert "cdf" == document["label"]
     assert all(value > 0 for _, value in document["data"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 from tests.integration.cli_kit import Running, serving
 from tests.integration.grps_kit import TIMEOUT_S, Channel, post, values
 from tests.integration.streaming_models import FLOOD_BYTES
-from tests.integration.workers_kit import eventually
+from tests.integration.workers_kit import eventually, read_when_stable
 
 STREAMED = "/grps/v1/infer/predict?streaming=true"
 
@@ -292,19 +291,6 @@ def test_slow_grpc_reader_pauses_the_model(place: tuple[Running, str], tmp_path:
         assert resident(running) - before < MOST_MADE * FLOOD_BYTES  # each is held once
         responses.cancel()
     assert made < MOST_MADE
-
-
-def read_when_stable(path: Path) -> int:
-    """Return a number in a file once it has not changed for half a second."""
-    until = time.monotonic() + TIMEOUT_S
-    seen, since = "", time.monotonic()
-    while time.monotonic() - since < 0.5:
-        assert time.monotonic() < until, f"the model never stops: {seen}"
-        time.sleep(0.02)
-        found = path.read_text() or seen
-        if found != seen:
-            seen, since = found, time.monotonic()
-    return int(seen)
 
 
 def resident(running: Running) -> int:

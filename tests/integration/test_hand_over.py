@@ -7,6 +7,7 @@ or got no response before the connection ended, as brpc's own client does.
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import socket
 import struct
@@ -144,6 +145,11 @@ def all_answer(loads: Sequence[Load | StreamLoad | BrpcLoad], before: Sequence[i
     return all(load.answered > count for load, count in zip(loads, before, strict=True))
 
 
+def all_together(loads: Sequence[Load | StreamLoad | BrpcLoad], due: int) -> bool:
+    """Return whether the loads have so many replies together, or one has lost a call."""
+    return sum(load.answered for load in loads) >= due or any(load.lost for load in loads)
+
+
 def read_sum(message: bytes) -> int:
     """Return the number of a reply in a stream; -1 if its id is another one."""
     response = pb.ModelStreamInferResponse.FromString(message).infer_response
@@ -239,9 +245,9 @@ def run_hand_overs(path: Path, count: int, calls: int = 0) -> None:
                 answered = [load.answered for load in loads]
                 running = hand_over(path, stack, running)
                 eventually(partial(all_answer, loads, answered))
-                while sum(load.answered for load in loads) < calls * turn // count:
-                    assert not any(load.lost for load in loads), "a call is lost"
-                    time.sleep(0.05)
+                due = calls * turn // count
+                eventually(partial(all_together, loads, due), math.inf)
+                assert [[] for _ in loads] == [load.lost for load in loads]
         print(f"{sum(load.answered for load in loads)} calls during {count} hand-overs")
         assert [[] for _ in loads] == [load.lost for load in loads]
         assert 0 == running.stop()

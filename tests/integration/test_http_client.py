@@ -25,6 +25,7 @@ from gateway.ir.streams import close_stream
 from gateway.transports.contract import ClientLimits, HttpClient
 from gateway.transports.net.sockets import UNSEEN_S, reset_when_closed
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
+from tests.fakes import settle
 from tests.integration.http_kit import HTTP_MAKES, Echo, Parts, Running, Slow, eventually, serving
 
 pytestmark = pytest.mark.usefixtures("http_sides")
@@ -39,9 +40,12 @@ Script = Callable[["Peer"], Awaitable[None]]
 class Peer:
     """One connection of a scripted upstream."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, got_request: asyncio.Event
+    ) -> None:
         self.reader = reader
         self.writer = writer
+        self._got_request = got_request
 
     async def request(self) -> bytes:
         head = await self.reader.readuntil(b"\r\n\r\n")
@@ -49,7 +53,9 @@ class Peer:
         for line in head.lower().split(b"\r\n"):
             if line.startswith(b"content-length:"):
                 length = int(line[15:])
-        return head + await self.reader.readexactly(length)
+        body = await self.reader.readexactly(length)
+        self._got_request.set()
+        return head + body
 
 
 class Upstream:
@@ -60,6 +66,7 @@ class Upstream:
         self.connections = 0
         self._writers: list[asyncio.StreamWriter] = []
         self.requests: list[bytes] = []
+        self.got_request = asyncio.Event()
         self.disconnect = asyncio.Event()
         self.port = 0
 
@@ -68,7 +75,7 @@ class Upstream:
         self.connections += 1
         self._writers.append(writer)
         try:
-            await script(Peer(reader, writer))
+            await script(Peer(reader, writer, self.got_request))
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
@@ -195,8 +202,7 @@ async def test_cancellation_closes_the_connection() -> None:
     """The upstream sees the end, although the call has no deadline."""
     async with upstream(hang) as server, client_of(server.port) as client:
         task = asyncio.create_task(client.send(POST, deadline=None))
-        await eventually(lambda: server.connections == 1)
-        await asyncio.sleep(0.02)
+        await server.got_request.wait()
         task.cancel()
         await asyncio.wait_for(server.disconnect.wait(), 20)
         with pytest.raises(asyncio.CancelledError):
@@ -269,27 +275,31 @@ async def test_old_connection_is_replaced() -> None:
         upstream(respond_with(OK, close=False)) as server,
         client_of(server.port, limits) as client,
     ):
-        await client.send(POST, deadline=None)
-        await asyncio.sleep(0.1)
-        await client.send(POST, deadline=None)
-        assert server.connections == 2
+
+        async def is_replaced() -> bool:
+            await client.send(POST, deadline=None)
+            return server.connections == 2
+
+        await eventually(is_replaced)
 
 
 async def test_unsolicited_bytes_close_an_idle_connection() -> None:
     """An unsolicited response is never used for the next request."""
-    is_answered = asyncio.Event()
+    is_answered, is_poisoned = asyncio.Event(), asyncio.Event()
 
     async def poison(peer: Peer) -> None:
         await peer.request()
         peer.writer.write(OK)
         await is_answered.wait()
         peer.writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nbad")
+        is_poisoned.set()
         await peer.reader.read()
 
     async with upstream(poison, respond_with(OK)) as server, client_of(server.port) as client:
         await client.send(POST, deadline=None)
         is_answered.set()
-        await asyncio.sleep(0.1)
+        await is_poisoned.wait()
+        await settle()  # the client reads what the kernel has
         response = await client.send(POST, deadline=None)
         assert (bytes(response.view), server.connections) == (b"ok", 2)
 

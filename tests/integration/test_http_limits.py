@@ -14,6 +14,7 @@ from gateway.ir.errors import GatewayError
 from gateway.transports.contract import HttpMount, MemoryBudget, ServerLimits
 from gateway.transports.http1 import server_connection
 from gateway.wire.http import Headers, HttpResponse
+from tests.fakes import settle
 from tests.integration.http_kit import (
     HTTP_MAKES,
     Answer,
@@ -322,7 +323,7 @@ async def test_requests_in_flight_and_queued_are_limited() -> None:
         await slow.started.wait()
         await raws[1].send(post(b""))
         waits = asyncio.create_task(raws[1].answer())
-        await asyncio.sleep(0.05)
+        await eventually(lambda: running.server._listener.slots.queued == 1)
         await raws[2].send(post(b""))
         third = await raws[2].answer()
         is_second = not waits.done()
@@ -344,7 +345,7 @@ async def test_queued_request_gets_a_free_slot() -> None:
         await one.send(post(b""))
         await slow.started.wait()
         await two.send(post(b""))
-        await asyncio.sleep(0.05)
+        await eventually(lambda: running.server._listener.slots.queued == 1)
         assert slow.running == 1
         slow.go.set()
         assert [200, 200] == [(await one.answer()).status, (await two.answer()).status]
@@ -367,8 +368,11 @@ async def test_connections_are_limited(limit: str) -> None:
         assert limit.encode() in refused
         assert running.limits_hit == [limit]
         await connections.pop().close()
-        await asyncio.sleep(0.05)
-        assert (await fetch(running, post(b"y"))).status == 200
+
+        async def is_served() -> bool:
+            return (await fetch(running, post(b"y"))).status == 200
+
+        await eventually(is_served)
         await connections.pop().close()
 
 
@@ -420,7 +424,7 @@ async def test_pipelining_is_limited() -> None:
         raw = await running.connect()
         await raw.send(post(b"") * 100)
         await slow.started.wait()
-        await asyncio.sleep(0.05)
+        await settle()
         (connection,) = running.server.open_connections
         assert connection.in_flight <= 6
         slow.go.set()

@@ -85,7 +85,7 @@ async def test_the_admin_port_opens_before_a_hung_upstream_is_probed() -> None:
 
     async def hang(request: web.Request) -> web.Response:
         probed.set()
-        await asyncio.sleep(30)
+        await asyncio.Event().wait()
         return web.Response()
 
     async def reply(request: web.Request) -> web.Response:

@@ -58,11 +58,15 @@ class Replica:
         self.held_s: float | None = None
         self.refused_at: list[float] = []
 
+    async def serve(self) -> None:
+        """Take the time of an inference."""
+        await asyncio.sleep(SERVICE_S)
+
     async def infer_http(self, request: web.Request) -> web.Response:
         """Reply over HTTP."""
         document = json.loads(await request.read())
         if not self.fault:
-            await asyncio.sleep(SERVICE_S)
+            await self.serve()
             output = {"name": "y", "datatype": "FP32", "shape": [1], "data": [2.0]}
             reply = {"id": document.get("id", ""), "model_name": "m", "outputs": [output]}
             return web.json_response(reply)
@@ -74,7 +78,7 @@ class Replica:
     async def infer_grpc(self, _request: bytes, context: aio.ServicerContext) -> bytes:
         """Reply over gRPC."""
         if not self.fault:
-            await asyncio.sleep(SERVICE_S)
+            await self.serve()
             reply = pb.ModelInferResponse(model_name="m")
             reply.outputs.add(name="y", datatype="FP32", shape=[1])
             reply.raw_output_contents.append(np.float32(2).tobytes())

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.integration.cli_kit import get, serving
+from tests.integration.workers_kit import eventually
 
 # Two gateways start in processes of their own: 4 s, and ten times that on a machine with other work.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
@@ -111,9 +112,13 @@ def test_start_calls_and_stop_are_as_without_it(tmp_path: Path, transport: str) 
                 took.append(time.monotonic() - began)
                 time.sleep(0.1)  # probes of the silent names go on meanwhile
             assert statistics.median(took) < 2.0  # one that waits for a name takes 3 s
-            time.sleep(3.5)
-            status, reply = get(f"{url}/v2/models/far/infer", BODY)
-            assert (503, True) == (status, "has not replied about 'silent.test'" in reply["error"])
+
+            def is_silent() -> bool:
+                status, reply = get(f"{url}/v2/models/far/infer", BODY)
+                assert 503 == status
+                return "has not replied about 'silent.test'" in reply["error"]
+
+            eventually(is_silent)
             assert 200 == get(f"{url}/v2/models/simple/infer", BODY)[0]
             process.send_signal(signal.SIGTERM)
             assert 0 == process.wait(60)

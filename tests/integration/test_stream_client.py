@@ -427,13 +427,13 @@ async def test_surplus_bytes_close_the_connection(extra: bytes) -> None:
 
 async def test_unsolicited_bytes_close_an_idle_connection() -> None:
     """Unsolicited bytes are never used as a response."""
-    closed = asyncio.Event()
+    is_answered, closed = asyncio.Event(), asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, n: int) -> None:
         text = await read_request(reader)
         writer.write(framed(b"answer to " + text))
         if n == 0:
-            await asyncio.sleep(0.02)
+            await is_answered.wait()
             writer.write(framed(b"poison, poison"))
             await reader.read()
             closed.set()
@@ -441,6 +441,7 @@ async def test_unsolicited_bytes_close_an_idle_connection() -> None:
 
     async with upstream(serve) as where, client_of(where) as client:
         first = await ask(client, b"question 1")
+        is_answered.set()
         await closed.wait()
         await settle()
         second = await ask(client, b"question 2")
@@ -513,10 +514,12 @@ async def test_old_connections_are_replaced() -> None:
             writer.write(framed(await read_request(reader)))
 
     async with upstream(serve) as where, client_of(where, connection_age_s=0.03) as client:
-        await ask(client)
-        await asyncio.sleep(0.05)
-        await ask(client)
-    assert [0, 1] == connections
+
+        async def is_replaced() -> bool:
+            await ask(client)
+            return [0, 1] == connections
+
+        await eventually(is_replaced)
 
 
 async def test_response_in_single_bytes_is_read() -> None:

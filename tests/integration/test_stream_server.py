@@ -17,7 +17,7 @@ import pytest
 from gateway.transports.contract import MemoryBudget, ServerLimits
 from gateway.transports.stream.server import StreamServer
 from gateway.transports.stream.server_connection import StreamConnection
-from tests.integration.http_kit import eventually
+from tests.integration.http_kit import eventually, stable
 from tests.integration.stream_kit import (
     LOOPBACK,
     MOST,
@@ -87,8 +87,7 @@ async def test_read_ahead_is_limited() -> None:
         raw = await running.connect()
         raw.writer.write(b"".join([framed(bytes(MOST - 8))] * 64))
         await eventually(lambda: bool(frontend.waiting))
-        await asyncio.sleep(0.2)
-        unsent = raw.writer.transport.get_write_buffer_size()
+        unsent = await stable(raw.writer.transport.get_write_buffer_size)
         used = running.budget.used_bytes
         raw.writer.transport.abort()
         await running.server.stop()
@@ -518,7 +517,7 @@ async def test_frame_waits_for_free_memory() -> None:
         assert running.budget.try_acquire(900)
         raw = await running.connect()
         await raw.send(framed(bytes(500))[:100])
-        await asyncio.sleep(0.02)
+        await eventually(lambda: running.budget.queued == 1)
         running.budget.release(900)
         await raw.send(framed(bytes(500))[100:])
         found = await raw.answer()

@@ -28,7 +28,14 @@ def forked_processes() -> None:
 FATAL = """  fatal:
     backend: python
     options: {callable: "tests.integration.workers_models:Fatal", arguments: {flag: "FLAG"}}"""
-SLOW = """  slow: {backend: python, options: {callable: "tests.integration.workers_models:slow"}}"""
+SLOW = """  slow:
+    backend: python
+    options: {callable: "tests.integration.workers_models:Slow", arguments: {flag: "FLAG"}}"""
+
+
+def slow(folder: Path) -> str:
+    """Return a model that waits for the file `go` in *folder*."""
+    return SLOW.replace("FLAG", str(folder / "go"))
 
 
 @pytest.fixture(scope="module")
@@ -40,14 +47,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def lasting(folder: Path) -> Iterator[Running]:
     """A gateway of two workers for tests that keep both; a flag sets their number."""
-    with two_workers(folder, "--workers", "2", more=SLOW) as running:
+    with two_workers(folder, "--workers", "2", more=slow(folder)) as running:
         yield running
 
 
 @pytest.fixture
 def two(tmp_path: Path) -> Iterator[Running]:
     """A gateway of two workers."""
-    with two_workers(tmp_path, more=SLOW) as running:
+    with two_workers(tmp_path, more=slow(tmp_path)) as running:
         yield running
 
 
@@ -69,7 +76,7 @@ def test_workers_share_port_metrics_and_probes(lasting: Running) -> None:
     kit.eventually(lambda: {1, 2} == {line["worker"] for line in kit.events(lasting, "call")})
 
 
-def test_killed_worker_loses_only_its_own_calls(lasting: Running) -> None:
+def test_killed_worker_loses_only_its_own_calls(lasting: Running, folder: Path) -> None:
     """A call of the other succeeds, a new worker starts, and counters keep their values."""
     survivor, lost = kit.connected_to(lasting, 2), kit.connected_to(lasting, 1)
     before = kit.calls(lasting)
@@ -78,6 +85,7 @@ def test_killed_worker_loses_only_its_own_calls(lasting: Running) -> None:
     kit.end(kit.pids(lasting)[1], signal.SIGKILL)
     with pytest.raises((OSError, HTTPException)):
         lost.getresponse()
+    (folder / "go").touch()
     response = survivor.getresponse()
     assert (200, True) == (response.status, bool(response.read()))
     fresh = kit.connect(lasting)
@@ -122,6 +130,8 @@ def test_stop_loses_no_call(two: Running, tmp_path: Path) -> None:
         kit.ask_slowly(two, connection)
     stopping = threading.Thread(target=two.stop)
     stopping.start()
+    kit.eventually(lambda: bool(kit.events(two, "not ready")))
+    (tmp_path / "go").touch()
     responses = [connection.getresponse() for connection in connections]
     assert [200, 200] == [response.status for response in responses]
     for response, connection in zip(responses, connections, strict=True):

@@ -154,6 +154,19 @@ def eventually(found: Callable[[], T], patience_s: float = PATIENCE_S) -> T:
     return result
 
 
+def read_when_stable(path: Path) -> int:
+    """Return a number in a file once it has not changed for half a second."""
+    until = time.monotonic() + PATIENCE_S
+    seen, since = "", time.monotonic()
+    while time.monotonic() - since < 0.5:
+        assert time.monotonic() < until, f"the model never stops: {seen}"
+        time.sleep(0.02)
+        found = path.read_text() or seen
+        if found != seen:
+            seen, since = found, time.monotonic()
+    return int(seen)
+
+
 def is_alive(pid: int) -> bool:
     """Return whether there is such a process, and not only its remains."""
     try:

@@ -1,4 +1,4 @@
-"""Models that the tests of workers serve: one that takes its time, one that ends its process."""
+"""Models that the tests of workers serve: one that waits, one that ends its process."""
 
 from __future__ import annotations
 
@@ -12,17 +12,22 @@ from gateway.backends.python import declares
 from gateway.ir.datatypes import Datatype
 from gateway.ir.metadata import TensorMetadata as Tensor
 
-SLOW_S = 4.0
 INPUTS = (Tensor("INPUT0", Datatype.INT32, (-1, 16)), Tensor("INPUT1", Datatype.INT32, (-1, 16)))
 OUTPUTS = (Tensor("OUTPUT0", Datatype.INT32, (-1, 16)), Tensor("OUTPUT1", Datatype.INT32, (-1, 16)))
 
 
 @declares(inputs=INPUTS, outputs=OUTPUTS)
-def slow(inputs: Arrays) -> Arrays:
-    """Reply as `simple` does, after a while."""
-    time.sleep(SLOW_S)
-    found: Arrays = examples.simple(inputs)
-    return found
+class Slow:
+    """Replies as `simple` does, once a file exists."""
+
+    def __init__(self, flag: str) -> None:
+        self._flag = Path(flag)
+
+    def __call__(self, inputs: Arrays) -> Arrays:
+        while not self._flag.exists():
+            time.sleep(0.005)
+        found: Arrays = examples.simple(inputs)
+        return found
 
 
 @declares(inputs=INPUTS, outputs=OUTPUTS)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -19,9 +18,9 @@ import grpc
 from gateway.protocols.oip.server_defects import DEFECTS
 from gateway.schema import open_inference_pb2 as pb
 from tests.integration.cli_kit import Running
+from tests.integration.workers_kit import eventually
 from tests.interop.gateways import make
 from tests.interop.sacrifice import (
-    INTERVAL_S,
     Bystander,
     Innocent,
     Sacrifice,
@@ -165,15 +164,15 @@ def unharmed(sacrifice: Sacrifice, gateway: Running, seen: Bystander) -> None:
 def await_ready(gateway: Running, innocent: Innocent = INNOCENT) -> None:
     """Wait until the gateway reaches the server again."""
     address = gateway.addresses["main.http"]
-    end = time.monotonic() + READY_S
-    while time.monotonic() < end:
+
+    def is_served() -> bool:
         try:
             innocent.by_http(address)
         except (AssertionError, OSError, http.client.HTTPException):
-            time.sleep(INTERVAL_S)
-            continue
-        return
-    raise AssertionError("the gateway does not reach the server again")
+            return False
+        return True
+
+    eventually(is_served, READY_S)
 
 
 def worst_wait(
@@ -181,6 +180,6 @@ def worst_wait(
 ) -> float:
     """Return the longest wait of a bystander at *processes*, in seconds, while something is sent."""
     with bystander(sacrifice.innocent.by_http, address, *processes) as seen:
-        time.sleep(3 * INTERVAL_S)  # he has asked before
+        seen.await_requests()
         send()
     return seen.worst_s

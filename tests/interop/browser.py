@@ -18,6 +18,7 @@ from typing import Any
 
 import aiohttp
 
+from tests.integration.http_kit import eventually
 from tests.interop.programs import program
 
 PATIENCE_S = 60.0
@@ -171,13 +172,14 @@ async def opened(folder: Path, *, scripts: bool = True) -> AsyncIterator[Page]:
 
 async def _address(file: Path, process: asyncio.subprocess.Process) -> str:
     """Return the address of the DevTools protocol, whose port and path Chromium writes to *file*."""
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            lines = await asyncio.to_thread(_lines, file)
-            if len(lines) == 2:
-                return f"ws://127.0.0.1:{lines[0]}{lines[1]}"
-            assert process.returncode is None, f"Chromium exited with status {process.returncode}"
-            await asyncio.sleep(0.05)
+
+    async def written() -> list[str]:
+        assert process.returncode is None, f"Chromium exited with status {process.returncode}"
+        lines = await asyncio.to_thread(_lines, file)
+        return lines if len(lines) == 2 else []
+
+    port, path = await eventually(written, PATIENCE_S)
+    return f"ws://127.0.0.1:{port}{path}"
 
 
 def _lines(file: Path) -> list[str]:

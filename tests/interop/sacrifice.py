@@ -23,6 +23,7 @@ from typing import Any
 import grpc
 
 from gateway.schema import open_inference_pb2 as pb
+from tests.integration.workers_kit import eventually
 from tests.interop.servers.process import Prepare, RunningServer, free_ports, start, stop
 from tests.scheduling import delayed_s
 
@@ -161,6 +162,10 @@ class Bystander:
     worst_s: float = 0.0
     failures: list[str] = field(default_factory=list)
     count: int = 0
+
+    def await_requests(self, count: int = 3) -> None:
+        """Wait until so many requests have ended."""
+        eventually(lambda: self.count >= count)
 
 
 @contextmanager

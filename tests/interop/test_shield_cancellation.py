@@ -21,6 +21,7 @@ import grpc.aio
 import pytest
 
 from gateway.schema import open_inference_pb2 as pb
+from tests.hostile.process import eventually
 from tests.integration.cli_kit import Running
 from tests.interop.attacks import (
     FP32,
@@ -34,7 +35,7 @@ from tests.interop.attacks import (
     row,
     unharmed,
 )
-from tests.interop.sacrifice import INFER, INTERVAL_S, Sacrifice, bystander
+from tests.interop.sacrifice import INFER, Sacrifice, bystander
 from tests.scheduling import delayed_s
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(900)]
@@ -273,10 +274,7 @@ def test_triton_survives_20000_cancelled_calls(  # what pytest gives
 
 def _await_rest(gateway: Running) -> None:
     """Wait until nothing is in flight any more, by the metrics and the status."""
-    end = time.monotonic() + READY_S
-    while found := _in_flight(gateway):
-        assert time.monotonic() < end, found
-        time.sleep(INTERVAL_S)
+    assert eventually(lambda: not _in_flight(gateway), READY_S), _in_flight(gateway)
 
 
 def _in_flight(gateway: Running) -> list[str]:

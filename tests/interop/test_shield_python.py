@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -34,7 +33,6 @@ from tests.interop.attacks import (
 from tests.interop.gateways import serving
 from tests.interop.sacrifice import (
     BLOCKED_S,
-    INTERVAL_S,
     Innocent,
     Sacrifice,
     bystander,
@@ -230,7 +228,7 @@ def _check_blocking(
     server = sacrifice.server
     addresses_ = (server.http_address, server.grpc_address)
     with bystander(_infer_patiently, server.http_address) as seen:
-        time.sleep(3 * INTERVAL_S)
+        seen.await_requests()
         send(*addresses_)
     assert seen.worst_s > BLOCKED_S, "this server is not hurt: check its version"
     sacrifice.revive()
@@ -239,7 +237,7 @@ def _check_blocking(
         http_address, grpc_address = addresses(gateway)
         processes = gateway.process.pid, sacrifice.server.process.pid
         with bystander(sacrifice.innocent.by_http, http_address, *processes) as seen:
-            time.sleep(3 * INTERVAL_S)
+            seen.await_requests()
             assert send(http_address, grpc_address) in answers
         assert not seen.failures
         assert seen.worst_s < MOST_WAIT_S
@@ -339,7 +337,7 @@ lifecycle: {{pre_stop: 0s}}
         await_ready(opened_gateway, KSERVE_INNOCENT)
         processes = opened_gateway.process.pid, server.process.pid
         with bystander(KSERVE_INNOCENT.by_http, address, *processes) as seen:
-            time.sleep(3 * INTERVAL_S)
+            seen.await_requests()
             assert predict(address, 20_000) == "413"
             assert predict(address, 1000) == "200"
         assert not seen.failures

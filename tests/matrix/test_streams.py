@@ -16,7 +16,7 @@ import pytest
 
 from tests.integration.cli_kit import Running, serving
 from tests.integration.streaming_models import FLOOD_BYTES
-from tests.integration.workers_kit import eventually
+from tests.integration.workers_kit import eventually, read_when_stable
 from tests.matrix.streams import (
     CLIENTS,
     TIMEOUT_S,
@@ -145,19 +145,6 @@ def client(request: pytest.FixtureRequest) -> Client:
 def until_stopped(path: Path) -> None:
     """Wait until a model was stopped, long before the time of the client is over."""
     eventually(path.exists, TIMEOUT_S / 2)
-
-
-def read_when_stable(path: Path) -> int:
-    """Return the number in a file once it has not changed for a while."""
-    until = time.monotonic() + 40
-    seen, since = "", time.monotonic()
-    while time.monotonic() - since < 0.3:
-        assert time.monotonic() < until, f"the model never stops: {seen}"
-        time.sleep(0.02)
-        found = path.read_text() or seen
-        if found != seen:
-            seen, since = found, time.monotonic()
-    return int(seen)
 
 
 def resident(running: Running) -> int:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import heapq
 import math
 import random
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from gateway.ir.calls import Call, InferRequest, InferResponse
 from gateway.ir.context import ModelRef
@@ -16,6 +17,7 @@ from gateway.ir.errors import GatewayError, Overloaded
 from gateway.service import Service
 
 R = TypeVar("R")
+P = ParamSpec("P")
 
 MODEL = ModelRef("m")
 REPLY = InferResponse(model=MODEL, outputs=())
@@ -35,6 +37,10 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         """Return the virtual time in seconds."""
         return self._now
+
+    def hold_up(self, seconds: float) -> None:
+        """Let time go by within a callback, as one that takes so long does."""
+        self._now += seconds
 
     def _run_once(self) -> None:
         scheduled: Any = self._scheduled  # type: ignore[attr-defined]  # a heap of BaseEventLoop
@@ -56,6 +62,16 @@ def simulate(main: Callable[[], Coroutine[Any, Any, R]]) -> R:
         return runner.run(main())
 
 
+def in_virtual_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """Make a test run in virtual time."""
+
+    @functools.wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        simulate(functools.partial(test, *args, **kwargs))
+
+    return run
+
+
 def now() -> float:
     """Return the virtual time."""
     return asyncio.get_running_loop().time()
@@ -65,6 +81,13 @@ async def elapse(seconds: float) -> None:
     """Let virtual time go by, without a wait; fail in a loop of real time."""
     assert isinstance(asyncio.get_running_loop(), VirtualTimeLoop)
     await asyncio.sleep(seconds)
+
+
+def hold_up(seconds: float) -> None:
+    """Let virtual time go by while nothing else runs, as a callback that takes so long does."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualTimeLoop)
+    loop.hold_up(seconds)
 
 
 class ModelServer:

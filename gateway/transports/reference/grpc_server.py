@@ -314,6 +314,8 @@ class _Method:
             self._admission.leave()
         if message is aio.EOF:
             raise errors.MalformedMessage("the call ended without a message")
+        if context.time_remaining() == 0:  # the timer of the core may be late
+            raise errors.DeadlineExceeded("deadline exceeded before the call was complete")
         return message  # type: ignore[no-any-return]  # grpcio is not typed
 
     def _request(

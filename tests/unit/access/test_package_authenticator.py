@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable
 from typing import Any
 
@@ -73,10 +72,7 @@ async def test_a_package_refuses_a_client_but_no_public_question(later: bool) ->
 @pytest.mark.parametrize("found", [ZeroDivisionError("a bug"), "no identity"])
 async def test_a_bug_of_a_package_costs_its_own_request(found: Any, later: bool) -> None:
     """The error says nothing of the bug, and the log names the package."""
-    if later or isinstance(found, Exception):
-        package = Scripted(found, later=later)
-    else:
-        package = Scripted(asyncio.sleep(0, found))
+    package = Scripted(found, later=later)
     with capture_logs() as lines, pytest.raises(InternalError, match="internal error"):
         await ask(package)
     assert ["authenticator 'scripted'"] == [line["part"] for line in lines]

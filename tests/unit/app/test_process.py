@@ -16,6 +16,7 @@ from gateway.app.run.process import (
     shorten_switch_interval,
 )
 from gateway.app.run.worker_slot import WorkerSlot
+from tests.simulation.virtual_time import elapse, in_virtual_time
 
 
 @pytest.fixture(autouse=True)
@@ -74,6 +75,7 @@ def test_large_buffers_are_mapped_while_memory_is_scarce() -> None:
     assert ("False True False\n", 0) == (done.stdout, done.returncode), done.stderr
 
 
+@in_virtual_time
 async def test_the_trimmer_trims_often_while_memory_is_scarce() -> None:
     """It trims even with requests in flight; otherwise it waits until the gateway is idle."""
     trims: list[int] = []
@@ -87,7 +89,7 @@ async def test_the_trimmer_trims_often_while_memory_is_scarce() -> None:
     trimmer = MemoryTrimmer(lambda: False, interval_s=0.001, scarce_interval_s=0.001)
     trimmer._trim = trim
     trimmer.start()
-    await asyncio.sleep(0.02)
+    await elapse(60)
     assert trims == []
     trimmer.on_scarce(True)
     await asyncio.wait_for(trimmed.wait(), 20)

@@ -19,6 +19,7 @@ from gateway.app.run.service_manager import ServiceManager
 from gateway.config.load import load_text
 from gateway.config.models import ListenerConfig
 from tests.integration.http_kit import eventually
+from tests.simulation.virtual_time import elapse, in_virtual_time
 
 
 @contextmanager
@@ -58,6 +59,7 @@ async def test_states_are_sent_to_the_service_manager(tmp_path: Path, abstract: 
     assert found[3].startswith("STOPPING=1")
 
 
+@in_virtual_time
 async def test_the_watchdog_runs_in_the_event_loop(tmp_path: Path) -> None:
     """The loop says every half interval that it runs, until the gateway stops."""
     address = str(tmp_path / "notify")
@@ -75,17 +77,18 @@ async def test_the_watchdog_runs_in_the_event_loop(tmp_path: Path) -> None:
         manager.stopping()
         await asyncio.sleep(0)
         received(sock)
-        await asyncio.sleep(0.01)
+        await elapse(60)
         assert [] == received(sock)
 
 
+@in_virtual_time
 async def test_a_watchdog_for_another_process_is_not_fed(tmp_path: Path) -> None:
     """WATCHDOG_PID names the process that the manager watches."""
     address = str(tmp_path / "notify")
     environ = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "1000", "WATCHDOG_PID": "1"}
     with manager_socket(address) as sock:
         ServiceManager(environ).started({})
-        await asyncio.sleep(0.01)
+        await elapse(60)
         assert ["READY=1\nSTATUS=Serving on "] == received(sock)
 
 

@@ -129,9 +129,7 @@ def test_response_means_readiness(carrier: str, parts: list[bytes], expected: bo
 @pytest.mark.parametrize(
     ("carrier", "parts"), [("http", http("200 OK")), ("grpc", grpc(b"\x08\x01"))]
 )
-def test_reads_readiness_at_a_unix_socket(
-    carrier: str, parts: list[bytes], tmp_path: Path
-) -> None:
+def test_reads_readiness_at_a_unix_socket(carrier: str, parts: list[bytes], tmp_path: Path) -> None:
     """Its name in the request is `localhost`, as it has none of its own."""
     found, request = result_of(carrier, parts, path=str(tmp_path / "s"))
     assert (True, True) == (found, b"localhost" in request)

@@ -7,6 +7,7 @@ import asyncio
 from structlog.testing import capture_logs
 
 from gateway.concurrency.background import start_background
+from tests.fakes import settle
 
 
 async def fail() -> None:
@@ -28,7 +29,7 @@ async def test_failure_is_logged_at_once() -> None:
 async def test_end_and_cancellation_are_no_failures() -> None:
     """Nothing is logged when the task ends as it should."""
     with capture_logs() as logs:
-        done, left = (start_background(asyncio.sleep(delay), "rest") for delay in (0, 60))
+        done, left = (start_background(work(), "rest") for work in (settle, asyncio.Event().wait))
         await done
         left.cancel()
         await asyncio.wait({left})

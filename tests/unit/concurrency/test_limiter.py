@@ -21,7 +21,7 @@ from gateway.transports.memory_budget import MemoryBudget
 from gateway.transports.reservation import Reservation
 from gateway.transports.slots import ConcurrencyLimiter
 from tests.fakes import settle
-from tests.simulation.virtual_time import elapse, now, simulate
+from tests.simulation.virtual_time import elapse, hold_up, in_virtual_time, now, simulate
 
 
 async def test_a_release_in_the_same_iteration_as_a_timeout() -> None:
@@ -494,9 +494,9 @@ async def _run_random_operations(operations: int, seed: int) -> list[tuple[int, 
     remaining = operations
 
     async def hold() -> None:
-        await asyncio.sleep(choice.choice((0, 0, 0, 0.001)))
+        await elapse(choice.choice((0, 0, 0, 0.001)))
         if choice.random() < 0.01:
-            time.sleep(0.003)  # noqa: ASYNC251  # a loop that is held up
+            hold_up(0.003)
 
     async def client(name: str) -> None:
         nonlocal remaining
@@ -540,7 +540,7 @@ async def _run_random_operations(operations: int, seed: int) -> list[tuple[int, 
 
     async def leaver(tasks: list[asyncio.Task[None]]) -> None:
         while remaining > 0:
-            await asyncio.sleep(0.001)
+            await elapse(0.001)
             place = choice.randrange(len(tasks))
             tasks[place].cancel()
             tasks[place] = asyncio.ensure_future(client(f"c{place % 7}"))
@@ -557,6 +557,7 @@ async def _run_random_operations(operations: int, seed: int) -> list[tuple[int, 
     [5_000, pytest.param(1_000_000, marks=[pytest.mark.slow, pytest.mark.timeout(300)])],
     ids=["thousands", "a_million"],
 )
+@in_virtual_time
 async def test_random_operations_leave_nothing_behind(operations: int) -> None:
     """After random acquires, timeouts, cancellations and releases every limiter is at zero."""
     assert [(0, 0)] * 3 == await _run_random_operations(operations, seed=operations)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from time import monotonic
 
 import pytest
@@ -16,6 +15,7 @@ from gateway.concurrency.timeouts import (
     is_set_within,
     patient_timeout,
 )
+from tests.simulation.virtual_time import elapse, hold_up, in_virtual_time
 
 
 async def test_is_set_within_reports_the_event() -> None:
@@ -66,19 +66,21 @@ async def test_a_timeout_ends_a_block_that_takes_too_long() -> None:
     assert task.cancelling() == 0
 
 
+@in_virtual_time
 async def test_a_timeout_does_not_expire_after_its_block() -> None:
     """A block that ends in time ends as it would without the timeout."""
     timeout = Timeout(0.5)
     with timeout:
         await asyncio.sleep(0)
-    await asyncio.sleep(0.6)
+    await elapse(0.6)
     assert not timeout.has_expired
 
 
+@in_virtual_time
 async def test_a_patient_timeout_does_not_blame_a_peer_for_a_loop_that_was_held_up() -> None:
     """What takes some turns of the loop ends; what waits for more is late."""
     with patient_timeout(0.01):
-        time.sleep(0.05)  # noqa: ASYNC251  # the loop is held up
+        hold_up(0.05)
         for _ in range(5):
             await asyncio.sleep(0)
     with pytest.raises(TimeoutError), patient_timeout(0.01):

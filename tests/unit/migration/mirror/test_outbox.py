@@ -27,6 +27,7 @@ from gateway.shadow.records.transfer import (
     encode_confirmation,
 )
 from tests.fakes import settle
+from tests.simulation.virtual_time import elapse, in_virtual_time
 from tests.unit.shadow.kit import FULL, recordable
 
 
@@ -119,6 +120,7 @@ async def test_more_calls_may_wait_than_a_transaction_has(
     assert 65 == made.counts.in_flight
 
 
+@in_virtual_time
 async def test_gathered_calls_are_one_packet(ends: tuple[socket.socket, Shadow]) -> None:
     """Calls are sent together after `gather_s`."""
     ours, shadow = ends
@@ -128,8 +130,10 @@ async def test_gathered_calls_are_one_packet(ends: tuple[socket.socket, Shadow])
     await settle()
     for number in range(3):
         outbox.put(sample(made, number))
-    while outbox.used_bytes:  # noqa: ASYNC110  # an outbox announces nothing
-        await asyncio.sleep(0.001)
+    await elapse(0.009)
+    assert [] == shadow.read()
+    await elapse(0.002)
+    assert 0 == outbox.used_bytes
     assert (len(shadow.read()), shadow.packets) == (3, 1)
 
 

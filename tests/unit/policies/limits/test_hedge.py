@@ -36,10 +36,9 @@ class Hedged:
     async def start(self, attempts: int = 2) -> asyncio.Task[InferResponse]:
         """Begin a call, and wait for its attempts."""
         task = asyncio.ensure_future(self.hedge(CALL))
-        for _ in range(1000):
-            if len(self.service.waiting) == attempts:
-                break
-            await asyncio.sleep(0.001)  # a timer of the event loop runs
+        async with asyncio.timeout(20):
+            while len(self.service.waiting) < attempts:  # noqa: ASYNC110  # a timer of the loop
+                await asyncio.sleep(0)
         return task
 
 
@@ -138,7 +137,7 @@ async def test_second_attempts_are_limited_to_a_share_of_the_calls() -> None:
     clock = FakeClock()
 
     async def slow(_call: object) -> InferResponse:
-        await asyncio.sleep(0.001)
+        await settle()
         return FIRST
 
     service = ScriptedService(always=slow)
@@ -172,7 +171,7 @@ async def test_hedged_calls_leave_no_garbage() -> None:
     """A failure leaves no reference cycle, which would hold the message."""
 
     async def fail(_call: object) -> None:
-        await asyncio.sleep(0.002)
+        await settle()
         raise Unavailable("reset")
 
     hedge = Hedge(ScriptedService(always=fail), AT_ONCE)

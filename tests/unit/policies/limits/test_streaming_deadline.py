@@ -16,6 +16,7 @@ from gateway.ir.errors import DeadlineExceeded
 from gateway.ir.tensor import streamed_tensor
 from gateway.policies.limits.policy import CallLimits
 from tests.fakes import FakeArriving, FakeClock, ScriptedService
+from tests.simulation.virtual_time import elapse, in_virtual_time, now
 
 M = ModelRef("m")
 REPLY = InferResponse(model=M, outputs=())
@@ -27,30 +28,31 @@ def waiting(source: FakeArriving, deadline: float | None = None) -> InferRequest
     return InferRequest(model=M, inputs=(tensor,), context=Context(deadline=deadline))
 
 
+@in_virtual_time
 async def test_progress_restarts_the_route_timeout() -> None:
     """A call that takes longer than the timeout succeeds while its bytes still move."""
     source = FakeArriving(b"xyz", 0)
 
     async def slow(_call: Call[Any]) -> InferResponse:
         for _ in range(4):
-            await asyncio.sleep(0.3)
-            source.last_progress = time.monotonic()
+            await elapse(0.3)
+            source.last_progress = now()
         return REPLY
 
-    assert REPLY is await CallLimits(ScriptedService(slow), 1.0)(waiting(source))
+    assert REPLY is await CallLimits(ScriptedService(slow), 1.0, clock=now)(waiting(source))
 
 
+@in_virtual_time
 async def test_call_without_progress_times_out() -> None:
     """The route's timeout starts at the last progress of the body."""
     source = FakeArriving(b"xyz", 0)
     service = ScriptedService()
-    task = asyncio.ensure_future(CallLimits(service, 1.0)(waiting(source)))
-    await asyncio.sleep(0.3)
-    source.last_progress = time.monotonic()
-    began = time.monotonic()
+    task = asyncio.ensure_future(CallLimits(service, 1.0, clock=now)(waiting(source)))
+    await elapse(0.3)
+    source.last_progress = now()
     with pytest.raises(DeadlineExceeded):
         await task
-    assert time.monotonic() - began >= 0.95
+    assert 1.3 == pytest.approx(now(), abs=0.01)
     assert 1 == service.cancelled
 
 
