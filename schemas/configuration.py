@@ -4,9 +4,9 @@
     python schemas/configuration.py --check    write nothing; exit 1 and name the files that differ
 
 The files are gateway/config/schema.json, docs/configuration.md and, for the chart, the keys that a
-reload changes. All come from the models in gateway/config and in the layers. Each section of the
-reference has an example: that of its model, or one in configuration_examples.yaml, or in the file
-of its extension, such as migration_examples.yaml, by the name of the model.
+reload changes. All come from the models in gateway/config and in the layers. An example is that of
+a model, or one in configuration_examples.yaml, or in the file of an extension, such as
+migration_examples.yaml, by the name of the model. It stands for the sections of all objects in it.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def page_text(schema: Mapping[str, Any], examples: Mapping[str, str]) -> str:
         examples: YAML for each section, by the name of its model.
 
     Raises:
-        LookupError: A section has no example, or an example has no section.
+        LookupError: A section is in no example, or an example has no section.
     """
     sections = list_sections(schema)
     unused = examples.keys() - sections.keys()
@@ -112,11 +112,33 @@ def page_text(schema: Mapping[str, Any], examples: Mapping[str, str]) -> str:
         raise LookupError(f"there are examples of unknown models: {sorted(unused)}")
     parts = [INTRODUCTION]
     shown: dict[str, Section] = {}
+    documents = [yaml.safe_load(text) for text in examples.values()]
     for section in sections.values():
-        if section.name not in examples:
+        example = examples.get(section.name, "")
+        if not example and not any(shows(document, section) for document in documents):
             raise LookupError(f"no example of {section.name}; expected one in {EXAMPLES[0].name}")
-        parts.append(_section_text(section, sections, examples[section.name], shown))
+        parts.append(_section_text(section, sections, example, shown))
     return "\n".join(parts)
+
+
+def shows(document: Any, section: Section) -> bool:
+    """Return whether an example has the keys that lead to *section*."""
+    paths = [section.path, *section.other_paths]
+    return any(_has_path(document, path.split(".") if path else []) for path in paths)
+
+
+def _has_path(value: Any, path: list[str]) -> bool:
+    """Return whether *value* has something at *path*, whose parts are keys, "key[]" and "NAME"."""
+    if not path:
+        return value is not None
+    if not isinstance(value, dict):
+        return False
+    key, rest = path[0], path[1:]
+    if key == "NAME":
+        return any(_has_path(each, rest) for each in value.values())
+    below = value.get(key.removesuffix("[]"))
+    each_below = below if key.endswith("[]") and isinstance(below, list) else [below]
+    return any(_has_path(each, rest) for each in each_below)
 
 
 def all_examples() -> dict[str, str]:
@@ -187,7 +209,8 @@ def _section_text(
     if section.other_paths:
         others = ", ".join(f"`{path}`" for path in section.other_paths)
         lines += [f"The same keys apply to {others}.", ""]
-    lines += ["```yaml", example.rstrip("\n"), "```", ""]
+    if example:
+        lines += ["```yaml", example.rstrip("\n"), "```", ""]
     rows = {key: _row_text(key, section, sections) for key in section.schema["properties"]}
     same: dict[str, list[str]] = {}
     for key, row in rows.items():
