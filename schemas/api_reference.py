@@ -121,6 +121,8 @@ def _members(found: type) -> Iterator[str]:
             else:
                 shown = _short(inspect.signature(function))
             first = (inspect.getdoc(function) or "").partition("\n\n")[0].replace("\n", " ")
+            # The signature says that it is returned.
+            first = re.sub(r"^(?:Return|Yield) (.)", lambda found: found[1].upper(), first)
             rows[name] = f"`{name}{shown}`" + (f": {first}" if first else "")
     if rows:
         yield ""

@@ -168,8 +168,8 @@ class SecurityConfig(Model):
     """Whether questions for the health of the *server*, live and ready, need neither a credential
     nor a rule. Default: `true`."""
     token_checks: Annotated[Text, Field(pattern=RATE)] = "200/s"  # noqa: S105  # a rate
-    """Largest number of signature checks of new tokens of one address, in each worker; four times
-    as many of all addresses. Default: `200/s`."""
+    """Most signature checks of new tokens of one address, in each worker; four times as many of all
+    addresses. Default: `200/s`."""
     rules: tuple[RuleConfig, ...] = ()
     """What clients may do. Default: `[]`, and clients may do all that their listener switches
     on."""
