@@ -154,7 +154,8 @@ class SecurityConfig(Model):
     """Refuse to start with what is not safe, such as a listener beyond this machine without TLS;
     the page on security has the list. Default: `false`, which logs a warning for listeners."""
     keys: KeysConfig | None = None
-    """API keys. Default: none."""
+    """API keys, which clients send in a header, as a bearer token or as a `Basic` password.
+    Default: none."""
     jwt: tuple[JwtConfig, ...] = ()
     """Issuers of tokens (JWT). Default: `[]`."""
     certificates: CertificatesConfig | None = None

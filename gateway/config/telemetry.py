@@ -50,7 +50,8 @@ class LogConfig(Model):
     spans, the status and on pages. `brief` shows the first 120 characters, after `server said:`.
     Default: `brief`."""
     access: AccessLogConfig | None = None
-    """A file with a line for every call, which `calls_per_second` does not limit. Default: none."""
+    """A file with a line for every call and every rejected request, which `calls_per_second` does
+    not limit. Default: none."""
 
 
 class MetricsConfig(Model):

@@ -214,8 +214,9 @@ class GuardsConfig(Model):
     mismatch: Annotated[
         MismatchGuardConfig | Literal["off"], BeforeValidator(_or_default_mismatch), OFF_OR_FALSE
     ] = DEFAULT_MISMATCH
-    """Limit of replies that differ. With `off`, a cut-over goes on to a server with wrong results.
-    Where `compare` ignores all outputs there is none. Default: `{below: 2%}`."""
+    """Limit of replies that differ in values or structure. With `off`, a cut-over goes on to a
+    server with wrong results. Where `compare` ignores all outputs there is none. Default: `{below:
+    2%}`."""
     errors: Annotated[
         ErrorsGuardConfig | Literal["off"], BeforeValidator(_or_default_errors), OFF_OR_FALSE
     ] = DEFAULT_ERRORS
@@ -352,7 +353,7 @@ class MigrationConfig(Model):
     cut-over alone changes it. It is required with `route`, unless there is only a `capture`.
     Default: none."""
     sample: SampleConfig = SampleConfig()
-    """Which calls are compared."""
+    """Which calls are compared: the same at all replicas, and after a restart."""
     mirror: MirrorConfig = MirrorConfig()
     """How the calls are put to the other target."""
     noise: NoiseConfig | None = None

@@ -60,7 +60,7 @@ kind: a
 | `size` | integer, at least 1 | `1` | A size. |
 | `kind` | `a`, `b` | required | A kind. |
 | `parts` | map of names to [object](#partsname) | none, so there are no parts | Parts, a \\| b. |
-| `last` | [object](#partsname) | the defaults of its keys | The last part. |
+| `last` | [object](#partsname) |  | The last part. |
 
 ## `parts.NAME`
 
@@ -135,3 +135,12 @@ def test_an_example_of_an_object_stands_for_the_sections_below() -> None:
     section = page[page.index("## `parts.NAME`") :]
     assert "```" not in section
     assert "| `names` |" in section
+
+
+def test_few_keys_stand_in_the_table_of_their_object() -> None:
+    """An object with few plain keys, which stands in one place, has no section of its own."""
+    properties = {key: found for key, found in SCHEMA["properties"].items() if key != "last"}
+    page = page_text({**SCHEMA, "properties": properties}, {"Config": "parts: {a: {names: [x]}}\n"})
+    assert "| `parts` | map of names to object | none, so there are no parts | Parts" in page
+    assert "| `parts.NAME.names` | list of text | no names | Names. |\n" in page
+    assert "## `parts" not in page
