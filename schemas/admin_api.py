@@ -39,6 +39,8 @@ of `operate` is 403.
 include `read`. Requests of this machine without a token have those of `admin.local`. If one of
 `admin.tokens`, `admin.local` and `admin.open` is set, other machines need a token for all but the
 pages of `admin.open`, and `/status` and the verdict need the role `read` unless they are there.
+
+The body of a command of a cut-over may have `at_step`, the step that is expected.
 """
 CHECKS = (
     ("who may ask", "what is checked"),
@@ -58,8 +60,8 @@ CHECKS = (
     (
         "`operate`",
         (
-            "The request comes from this machine or has a token with the role, unless "
-            "`admin.remote_changes` is set. It has no field `origin`."
+            "The request comes from this machine or has a token with the role. It has no field "
+            "`origin`."
         ),
     ),
     (
@@ -92,19 +94,23 @@ def page_text(routes: Sequence[AdminRoute]) -> str:
     people = [route for route in routes if _is_page(route)]
     programs = [route for route in routes if not _is_page(route)]
     checks = [INTRODUCTION, *map(_row, CHECKS), "", CONCLUSION]
-    lines = [*checks, "## For programs", "", *_table(programs), ""]
-    return "\n".join([*lines, "## For people", "", *_table(people), ""])
+    shown: dict[str, str] = {}
+    lines = [*checks, "## For programs", "", *_table(programs, shown), ""]
+    return "\n".join([*lines, "## For people", "", *_table(people, shown), ""])
 
 
 def _is_page(route: AdminRoute) -> bool:
     return route.path == "/" or f"{route.path}/".startswith("/ui/")
 
 
-def _table(routes: Sequence[AdminRoute]) -> Iterator[str]:
+def _table(routes: Sequence[AdminRoute], shown: dict[str, str]) -> Iterator[str]:
+    """Yield the rows of *routes*; *shown* has the path of each summary before them."""
     yield _row(COLUMNS)
     yield _row(["---"] * len(COLUMNS))
     for route in routes:
-        yield _row((route.method, f"`{route.path}`", _asker(route), route.summary))
+        first = shown.setdefault(route.summary, route.path)
+        summary = route.summary if first == route.path else f"As `{first}`."
+        yield _row((route.method, f"`{route.path}`", _asker(route), summary))
 
 
 def _asker(route: AdminRoute) -> str:

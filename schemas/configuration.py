@@ -4,9 +4,9 @@
     python schemas/configuration.py --check    write nothing; exit 1 and name the files that differ
 
 The files are gateway/config/schema.json, docs/configuration.md and, for the chart, the keys that a
-reload changes. All come from the models in gateway/config and in the layers. Each section of the
-reference has an example: that of its model, or one in configuration_examples.yaml, or in the file
-of its extension, such as migration_examples.yaml, by the name of the model.
+reload changes. All come from the models in gateway/config and in the layers. An example is that of
+a model, or one in configuration_examples.yaml, or in the file of an extension, such as
+migration_examples.yaml, by the name of the model. It stands for the sections of all objects in it.
 """
 
 from __future__ import annotations
@@ -61,11 +61,14 @@ example for each use, and `gateway schema` prints the JSON Schema for editors.
   `${file:PATH}` stands for the content of a file. They are replaced after the YAML is parsed, so
   their content cannot add keys.
 
-In the paths below, `[]` stands for an entry of a list, and `NAME` for a name of your choice.
+In the paths below, `[]` stands for an entry of a list, and `NAME` for a name of your choice. An
+object for which no default is given has the defaults of its keys.
 """
 
 # A section with so many keys of another one refers to them.
 SAME_KEYS = 4
+# An object with at most so many plain keys is a part of the table that has its key.
+FEW_KEYS = 3
 _DEFAULT = re.compile(r" ?Default: (.*)\.$")
 
 
@@ -104,19 +107,59 @@ def page_text(schema: Mapping[str, Any], examples: Mapping[str, str]) -> str:
         examples: YAML for each section, by the name of its model.
 
     Raises:
-        LookupError: A section has no example, or an example has no section.
+        LookupError: A section is in no example, or an example has no section.
     """
     sections = list_sections(schema)
     unused = examples.keys() - sections.keys()
     if unused:
         raise LookupError(f"there are examples of unknown models: {sorted(unused)}")
-    parts = [INTRODUCTION]
+    documents = [yaml.safe_load(text) for text in examples.values()]
+    for name, section in sections.items():
+        if name not in examples and not any(shows(document, section) for document in documents):
+            raise LookupError(f"no example of {name}; expected one in {EXAMPLES[0].name}")
+    small = {
+        name: section
+        for name, section in sections.items()
+        if name not in examples and _is_small(section)
+    }
+    large = {name: section for name, section in sections.items() if name not in small}
     shown: dict[str, Section] = {}
-    for section in sections.values():
-        if section.name not in examples:
-            raise LookupError(f"no example of {section.name}; expected one in {EXAMPLES[0].name}")
-        parts.append(_section_text(section, sections, examples[section.name], shown))
-    return "\n".join(parts)
+    parts = [
+        _section_text(section, large, small, examples.get(name, ""), shown)
+        for name, section in large.items()
+    ]
+    return "\n".join([INTRODUCTION, *parts])
+
+
+def _is_small(section: Section) -> bool:
+    """Return whether the keys of a section may stand in the table of the object that has it."""
+    properties = section.schema["properties"].values()
+    return (
+        len(properties) <= FEW_KEYS
+        and not section.other_paths
+        and "\n\n" not in section.schema["description"]
+        and not any(True for found in properties for _ in _references(found))
+    )
+
+
+def shows(document: Any, section: Section) -> bool:
+    """Return whether an example has the keys that lead to *section*."""
+    paths = [section.path, *section.other_paths]
+    return any(_has_path(document, path.split(".") if path else []) for path in paths)
+
+
+def _has_path(value: Any, path: list[str]) -> bool:
+    """Return whether *value* has something at *path*, whose parts are keys, "key[]" and "NAME"."""
+    if not path:
+        return value is not None
+    if not isinstance(value, dict):
+        return False
+    key, rest = path[0], path[1:]
+    if key == "NAME":
+        return any(_has_path(each, rest) for each in value.values())
+    below = value.get(key.removesuffix("[]"))
+    each_below = below if key.endswith("[]") and isinstance(below, list) else [below]
+    return any(_has_path(each, rest) for each in each_below)
 
 
 def all_examples() -> dict[str, str]:
@@ -180,15 +223,23 @@ def _named_values(found: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _section_text(
-    section: Section, sections: Mapping[str, Section], example: str, shown: dict[str, Section]
+    section: Section,
+    sections: Mapping[str, Section],
+    small: Mapping[str, Section],
+    example: str,
+    shown: dict[str, Section],
 ) -> str:
-    """Return a section; *shown* has the rows before it, which it adds to and refers to."""
+    """Return a section with the keys of the *small* ones in it.
+
+    *shown* has the rows before it, which it adds to and refers to.
+    """
     lines = [f"## {section.title}", "", section.schema["description"], ""]
     if section.other_paths:
         others = ", ".join(f"`{path}`" for path in section.other_paths)
         lines += [f"The same keys apply to {others}.", ""]
-    lines += ["```yaml", example.rstrip("\n"), "```", ""]
-    rows = {key: _row_text(key, section, sections) for key in section.schema["properties"]}
+    if example:
+        lines += ["```yaml", example.rstrip("\n"), "```", ""]
+    rows = dict(_rows(section, sections, small))
     same: dict[str, list[str]] = {}
     for key, row in rows.items():
         same.setdefault(shown.setdefault(row, section).title, []).append(key)
@@ -202,14 +253,24 @@ def _section_text(
     return "\n".join([*lines, *rows.values()]) + "\n"
 
 
-def _row_text(key: str, section: Section, sections: Mapping[str, Section]) -> str:
+def _rows(
+    section: Section, sections: Mapping[str, Section], small: Mapping[str, Section]
+) -> Iterator[tuple[str, str]]:
+    """Yield each key, also of the *small* sections below, with its row."""
+    for key, found in section.schema["properties"].items():
+        yield key, _row_text(key, key, section, sections)
+        for name, suffix in _references(found):
+            for each in small[name].schema["properties"] if name in small else ():
+                path = f"{key}{suffix}.{each}"
+                yield path, _row_text(path, each, small[name], sections)
+
+
+def _row_text(path: str, key: str, section: Section, sections: Mapping[str, Section]) -> str:
     found = section.schema["properties"][key]
     default, text = _split_default(found["description"])
     if key in section.schema.get("required", ()):
         default = "required"
-    elif "$ref" in found:
-        default = "the defaults of its keys"
-    row = (f"`{key}`", _type_text(found, sections), default, text)
+    row = (f"`{path}`", _type_text(found, sections), default, text)
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |"
 
 
@@ -224,7 +285,8 @@ def _type_text(found: Mapping[str, Any], sections: Mapping[str, Section]) -> str
     if "$comment" in found:
         return str(found["$comment"])
     if "$ref" in found:
-        return f"[object](#{sections[_name_of(found)].anchor})"
+        section = sections.get(_name_of(found))
+        return "object" if section is None else f"[object](#{section.anchor})"
     if "enum" in found or "const" in found:
         values = map(str, found.get("enum", [found.get("const")]))
         return ", ".join(f"`{value}`" for value in dict.fromkeys(values))

@@ -154,7 +154,8 @@ class SecurityConfig(Model):
     """Refuse to start with what is not safe, such as a listener beyond this machine without TLS;
     the page on security has the list. Default: `false`, which logs a warning for listeners."""
     keys: KeysConfig | None = None
-    """API keys. Default: none."""
+    """API keys, which clients send in a header, as a bearer token or as a `Basic` password.
+    Default: none."""
     jwt: tuple[JwtConfig, ...] = ()
     """Issuers of tokens (JWT). Default: `[]`."""
     certificates: CertificatesConfig | None = None
@@ -168,8 +169,8 @@ class SecurityConfig(Model):
     """Whether questions for the health of the *server*, live and ready, need neither a credential
     nor a rule. Default: `true`."""
     token_checks: Annotated[Text, Field(pattern=RATE)] = "200/s"  # noqa: S105  # a rate
-    """Largest number of signature checks of new tokens of one address, in each worker; four times
-    as many of all addresses. Default: `200/s`."""
+    """Most signature checks of new tokens of one address, in each worker; four times as many of all
+    addresses. Default: `200/s`."""
     rules: tuple[RuleConfig, ...] = ()
     """What clients may do. Default: `[]`, and clients may do all that their listener switches
     on."""

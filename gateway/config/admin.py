@@ -32,8 +32,8 @@ class AdminTokenConfig(Model):
     adds reloads, drained endpoints, weights and recording. `migrate` adds cut-overs and payloads to
     `read`."""
     file: InputFile | None = None
-    """File with the token, relative to the configuration file. Changes are in force within 2 s. A
-    file that is broken leaves the token in force that was read before. Default: none."""
+    """File with the token, relative to the configuration file. Changes are in force within 2 s,
+    unless the file is broken. Default: none."""
     token: AdminToken | None = Field(default=None, repr=False)
     """The token, of at least 16 characters, such as `${env:OPS}`. Default: none."""
 
@@ -66,10 +66,9 @@ class AdminConfig(Model):
     user and group alone reach; its requests are those of this machine. `null` switches it off.
     `off` switches off both addresses. Default: `127.0.0.1:9901`, if the port is free."""
     token: AdminToken | None = Field(default=None, repr=False)
-    """What other machines send to read all but probes, metrics and `/status`, to see payloads and
-    to change the gateway: as `authorization: Bearer TOKEN`, or as the password that a browser asks
-    for. Requests from this machine need none. Default: no token; then other machines only read, and
-    see no payload."""
+    """What other machines send, as `authorization: Bearer TOKEN` or as the password of a browser,
+    for all but probes, metrics and `/status`. Requests from this machine need none. Default: no
+    token; then other machines only read, and see no payload."""
     tokens: tuple[AdminTokenConfig, ...] = ()
     """Further tokens, each with a name and roles. Default: `[]`."""
     local: Roles = ("read", "operate", "migrate")
@@ -83,8 +82,8 @@ class AdminConfig(Model):
     """File with a JSON line for each change, each view of payloads and each refusal, before its
     response. Default: no such file."""
     hosts: Names = ()
-    """Names of this gateway in the `host` header of requests to the same pages, besides IP
-    addresses, `localhost` and the host of `address`. Other names are refused. Default: `[]`."""
+    """Names of this gateway in the `host` header of requests, besides IP addresses, `localhost` and
+    the host of `address`. Other names are refused. Default: `[]`."""
     tls: TlsConfig | None = None
     """TLS of both addresses. With `ca`, clients need a certificate. Default: no TLS."""
     metrics: ListenAddress | None = Address("127.0.0.1", 8002)

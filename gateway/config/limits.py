@@ -35,33 +35,30 @@ class ServerLimitsConfig(Model):
     grpc_metadata_bytes: Size | None = None
     """Largest metadata of a gRPC call. Default: `16KiB`."""
     body_chunks: int | None = Field(None, ge=1)
-    """Largest number of chunks in an HTTP/1 body with chunked transfer coding.
-    Default: `65536`."""
+    """Most chunks of an HTTP/1 body. Default: `65536`."""
     connections: int | None = Field(None, ge=0)
-    """Largest number of open connections. Further ones get 503, GOAWAY or an error of the stream's
-    protocol. `0` means half of the file descriptors that the connections to upstreams leave.
-    Default: `0`."""
+    """Most open connections. Further ones get 503, GOAWAY or an error of the stream's protocol. `0`
+    means half of the file descriptors that the connections to upstreams leave. Default: `0`."""
     connections_per_address: int | None = Field(None, ge=0)
-    """Largest number of open connections from one client address. `0` means as many as
-    `connections` if that is set, and otherwise seven eighths of them. Default: `0`."""
+    """Most open connections from one client address. `0` means as many as `connections` if that is
+    set, and otherwise seven eighths of them. Default: `0`."""
     requests_in_flight: int | None = Field(None, ge=1)
-    """Largest number of requests that are processed at the same time. Further requests wait in a
-    queue. Default: as many as `in_flight_bytes` allows, with 16 KiB for each."""
+    """Most requests that are processed at the same time. Further ones wait in a queue. Default: as
+    many as `in_flight_bytes` allows, with 16 KiB for each."""
     requests_per_address: int | None = Field(None, ge=1)
     """Number of requests of one client address, or of one connection of a unix socket, that no
     other one delays. It may have more while places are free. Default: a quarter of
     `requests_in_flight`, or 64 if that is not set."""
     requests_queued: int | None = Field(None, ge=0)
-    """Largest number of requests that wait because `requests_in_flight` is reached. Further
-    requests are refused as overloaded, those of the busiest address first. `0` refuses without a
-    queue. Default: `2048`."""
+    """Most requests that wait because `requests_in_flight` is reached. Further ones are refused as
+    overloaded, those of the busiest address first. Default: `2048`."""
     queue_wait: Duration | None = None
-    """Longest time that a request waits in the queue, or for memory of `in_flight_bytes`. It is
-    then refused as overloaded. Default: until its deadline. The timeout of its route counts the
-    time in the queue."""
+    """Longest wait of a request in the queue, or for memory of `in_flight_bytes`. It is then
+    refused as overloaded. Default: until its deadline. The timeout of its route counts the time in
+    the queue."""
     h2_streams: int | None = Field(None, ge=1)
-    """Largest number of concurrent streams on one HTTP/2 connection, and of concurrent requests on
-    one brpc connection. Default: `1024`."""
+    """Most concurrent streams of an HTTP/2 connection, and requests of a brpc connection. Default:
+    `1024`."""
     connection_age: Duration | None = None
     """Age, varied by 10 %, at which a gRPC connection is closed after its calls, so that clients
     spread over replicas. Default: `1h`."""
@@ -79,11 +76,11 @@ class ServerLimitsConfig(Model):
     keepalive: Duration | None = None
     """Time after which an idle connection is closed. Default: `75s`."""
     pipelined_requests: int | None = Field(None, ge=1)
-    """Largest number of requests that one HTTP/1 or GraphPipe connection may send ahead of their
-    responses. Reading pauses at this number. Default: `16`."""
+    """Most requests that an HTTP/1 or GraphPipe connection may send ahead of their responses.
+    Reading pauses at this number. Default: `16`."""
     stream_requests: int | None = Field(None, ge=1)
-    """Largest number of messages of one bidirectional gRPC stream that are processed at the same
-    time. Default: `64`."""
+    """Most messages of a bidirectional gRPC stream that are processed at the same time. Default:
+    `64`."""
     cut_through_bytes: Size | None = None
     """Size of the missing part from which a body is forwarded while it arrives. It applies to
     binary tensors that need no conversion. `0` receives every body first. Default: `2MiB`."""
@@ -122,48 +119,46 @@ class MessageLimitsConfig(Model):
     json_depth: int | None = Field(None, ge=4, le=512)
     """Largest nesting depth of JSON objects and lists. Default: `64`."""
     json_keys: int | None = Field(None, ge=1)
-    """Largest number of keys in one JSON object. Default: `10000`."""
+    """Most keys of a JSON object. Default: `10000`."""
     tensors: int | None = Field(None, ge=1)
-    """Largest number of tensors in a request or in the metadata of a model. Default: `2048`."""
+    """Most tensors of a request or of the metadata of a model. Default: `2048`."""
     outputs: int | None = Field(None, ge=1)
-    """Largest number of outputs that a request may name. Default: `2048`."""
+    """Most outputs that a request may name. Default: `2048`."""
     json_strings: int | None = Field(None, ge=1)
-    """Largest number of BYTES elements of a request for MLServer or KServe over HTTP. MLServer gets
-    2.5 times as many over gRPC. Only for upstreams. Default: `100000`."""
+    """For upstreams: most BYTES elements of a request for MLServer or KServe over HTTP. MLServer
+    gets 2.5 times as many over gRPC. Default: `100000`."""
     json_numbers: int | None = Field(None, ge=1)
-    """Largest number of other elements of a request for MLServer or KServe over HTTP. Only for
-    upstreams. Default: `2500000` for MLServer, `400000` for KServe."""
+    """For upstreams: most other elements of a request for MLServer or KServe over HTTP. Default:
+    `2500000` for MLServer, `400000` for KServe."""
     request_bytes: Size | None = None
-    """Largest request that the server of the upstream accepts over gRPC. Only for upstreams.
-    Default: `4MiB` for MLServer, `8MiB` for KServe, otherwise no limit."""
+    """For upstreams: largest request that the server accepts over gRPC. Default: `4MiB` for
+    MLServer, `8MiB` for KServe, otherwise no limit."""
     bytes_rectangle: Size | None = None
-    """Largest memory of the BYTES inputs of a request in MLServer over HTTP, which makes each
-    element as wide as the longest one: count times longest times 4. Only for upstreams.
-    Default: `64MiB`."""
+    """For upstreams: largest memory of the BYTES inputs of a request in MLServer over HTTP, which
+    makes each element as wide as the longest one: count times longest times 4. Default: `64MiB`."""
     rank: int | None = Field(None, ge=1, le=64)
-    """Largest number of dimensions of a tensor. Default: `32`."""
+    """Most dimensions of a tensor. Default: `32`."""
     dim: int | None = Field(None, ge=1)
     """Largest single dimension of a tensor. Default: `1099511627776`, which is 2 to the power
     of 40."""
     elements: int | None = Field(None, ge=1)
-    """Largest number of elements in one tensor. Default: `2147483647`."""
+    """Most elements of a tensor. Default: `2147483647`."""
     bytes_elements: int | None = Field(None, ge=1)
-    """Largest number of BYTES elements in one message, all tensors together. It also limits the
-    number of nested lists in JSON tensors, and the number of values in other JSON documents.
-    Default: `1000000`."""
+    """Most BYTES elements of a message, all tensors together. It also limits nested lists of JSON
+    tensors, and values of other JSON documents. Default: `1000000`."""
     bytes_element_size: Size | None = None
     """Largest element of a BYTES tensor. Default: `16MiB`."""
     classes: int | None = Field(None, ge=1)
-    """Largest number of classes of one output that a request may ask for. Default: `1000`."""
+    """Most classes of one output that a request may ask for. Default: `1000`."""
     model_name_bytes: Size | None = None
     """Longest model name, in bytes of UTF-8. Default: `255`."""
     name_bytes: Size | None = None
     """Longest name of a tensor, parameter, version or shared-memory region, and longest request
     id, in bytes of UTF-8. Default: `1024`."""
     parameters: int | None = Field(None, ge=0)
-    """Largest number of parameters of a request or of one of its tensors. Default: `64`."""
+    """Most parameters of a request or of one of its tensors. Default: `64`."""
     error_text_bytes: Size | None = None
-    """Longest error text that the gateway sends. Longer texts are cut. Default: `1024`."""
+    """Size at which the error texts of the gateway are cut. Default: `1024`."""
 
 
 class ClientLimitsConfig(Model):
@@ -172,14 +167,14 @@ class ClientLimitsConfig(Model):
     message_bytes: Size | None = None
     """Largest response body or message, both compressed and decompressed. Default: `64MiB`."""
     connections: int | None = Field(None, ge=1)
-    """Largest number of open connections. Default: a quarter of the file descriptors of the
-    process, and at least 100."""
+    """Most open connections. Default: a quarter of the file descriptors of the process, and at
+    least 100."""
     in_flight: int | None = Field(None, ge=1)
-    """Largest number of requests that wait for a response. HTTP/1 also needs a connection for
-    each. Default: no such limit."""
+    """Most requests that wait for a response. HTTP/1 also needs a connection for each. Default: no
+    such limit."""
     pending: int | None = Field(None, ge=0)
-    """Largest number of requests that wait because `in_flight` or `connections` is reached.
-    Further requests are refused as overloaded. Default: `1024`."""
+    """Most requests that wait because `in_flight` or `connections` is reached. Further ones are
+    refused as overloaded. Default: `1024`."""
     connect_timeout: Duration | None = None
     """Longest time to open a connection, TLS handshake included. HTTP upstreams on a loopback
     address get at most `1s`. Default: `5s`, or `1s` for every upstream on a loopback address."""

@@ -99,27 +99,24 @@ class ListenerConfig(Model):
     """
 
     name: Name = "main"
-    """Name of the listener in logs and errors. Each listener needs a different one.
-    Default: `main`."""
+    """Name of the listener in logs and errors, different for each. Default: `main`."""
     address: ListenAddress | None = None
     """One address for all of HTTP/1, HTTP/2 and gRPC, instead of `http` and `grpc`. It requires
     `transport: native`. Default: none."""
     http: ListenAddress | None = None
-    """Address of the HTTP server, `HOST:PORT`. A port alone means 127.0.0.1, `*:PORT` means every
-    address. Clients may speak HTTP/1 or HTTP/2. Default: no HTTP server."""
+    """Address of the HTTP server, for HTTP/1 and HTTP/2. Default: no HTTP server."""
     grpc: ListenAddress | None = None
-    """Address of the gRPC server, `HOST:PORT`. Default: no gRPC server."""
+    """Address of the gRPC server. Default: no gRPC server."""
     streams: tuple[StreamConfig, ...] = ()
     """Sockets of protocols that need neither HTTP nor gRPC. Default: `[]`."""
     protocols: Names | None = None
-    """Protocols that clients may use: `oip`, `mlflow` and the others of the table in
-    the README. Default: all of them."""
+    """Protocols that clients may use, such as `oip` and `mlflow`. Default: all of them."""
     options: Mapping[str, Mapping[str, Any]] = Field(default_factory=dict)
     """Options of protocols on this listener, by the name of the protocol. Default: none, so each
     option has its own default."""
     passthrough: Annotated[PassthroughConfig | None, OrText()] = None
-    """Forwarding of requests for paths of no protocol to an HTTP upstream. Default: none, and such
-    requests get status 404."""
+    """HTTP upstream that gets requests for paths of no protocol. Default: none, and such requests
+    get status 404."""
     default_model: Annotated[
         Name | None, BeforeValidator(lambda value: value or None), NameOf("model")
     ] = None
@@ -127,18 +124,18 @@ class ListenerConfig(Model):
     only model, if the gateway runs one and has no upstreams, or the routes name one; otherwise
     none, and such requests are refused."""
     identity: Literal["gateway", "upstream"] = "gateway"
-    """Whose name and version clients find in the metadata of the server: those of the gateway, or
-    of the first upstream in the file that has told them. Default: `gateway`."""
+    """Whose name and version the metadata of the server have: those of the gateway, or of the first
+    upstream in the file that has told them. Default: `gateway`."""
     transport: Literal["reference", "native"] = "native"
     """Implementation of HTTP and gRPC. `native` is the gateway's own. `reference` uses aiohttp and
     grpcio, bounds less, and needs several times the CPU. Default: `native`."""
     tls: TlsConfig | None = None
     """TLS of every TCP socket of the listener. Default: no TLS."""
     authentication: Annotated[Literal["required", "optional", "off"] | None, OFF_OR_FALSE] = None
-    """Whether clients need a credential. `required`: calls without one are refused. `optional`:
-    their client is `anonymous`, and wrong credentials are refused. `off`: no credential is read.
-    Default: `required` if `security` has `keys`, `jwt`, `certificates` or `proxies`, or a client
-    has `certificates` or `unix_users`; else `off`."""
+    """Whether clients need a credential. `required` refuses calls without one. `optional` calls
+    their client `anonymous`, and refuses wrong credentials. `off` reads no credential. Default:
+    `required` if `security` has `keys`, `jwt`, `certificates` or `proxies`, or a client has
+    `certificates` or `unix_users`; else `off`."""
     metrics: bool = False
     """Whether `/metrics` is served here, too, for platforms that know one port of a container.
     Default: `false`."""
@@ -211,13 +208,13 @@ class UpstreamConfig(Model):
     Its servers of a later priority get calls only while none of an earlier one is available.
     Default: `first`."""
     errors: Literal["full", "brief"] = "full"
-    """What clients read of the errors of the server. `brief` keeps failures of models and names of
+    """What clients read of the errors of the server. `brief` leaves failures of models and names of
     classes to the log. Default: `full`."""
     cancellation: Literal["auto", "forward", "withhold"] = "auto"
-    """What happens to a gRPC call whose client has left, or whose deadline has passed. `forward`
+    """What happens to a gRPC call that its client has left, or whose deadline has passed. `forward`
     cancels it at the server. `withhold` lets it end, and drops the reply. `auto` withholds before
-    Triton below 2.59, which cancelled calls end, and before servers that have not told their
-    version. `transport: reference` always forwards. Default: `auto`."""
+    Triton below 2.59, which cancelled calls end, and before servers of unknown version. `transport:
+    reference` always forwards. Default: `auto`."""
     probe: ProbeConfig = ProbeConfig()
     """Readiness probes of each address."""
     metrics: Names = ()
@@ -332,8 +329,8 @@ class LifecycleConfig(Model):
     """Routes that must be ready for the gateway to be ready: one of them, all, or each of a list of
     names. Liveness never depends on upstreams. Default: `any`."""
     pre_stop: Duration = 5.0
-    """Time after SIGTERM in which the gateway reports not ready and still serves. Load balancers
-    remove it meanwhile. SIGINT, as from Ctrl-C, skips it. Default: `5s`."""
+    """Time after SIGTERM in which the gateway reports not ready and still serves, so that load
+    balancers remove it. SIGINT, as from Ctrl-C, skips it. Default: `5s`."""
     reload: ReloadConfig = ReloadConfig()
     """When the gateway reads its configuration file again."""
     drain: Duration = 25.0
@@ -344,7 +341,7 @@ class LifecycleConfig(Model):
     started again. `0s` kills none. Default: `30s`."""
     hand_over: bool = False
     """Whether another gateway with this setting, of the same user, may listen on the same
-    addresses, so that the next release takes over before this one stops. Default: `false`."""
+    addresses. So the next release takes over before this one stops. Default: `false`."""
 
 
 class StateConfig(Model):
@@ -361,8 +358,8 @@ class Config(Model):
     version: Annotated[Literal["1"], WithJsonSchema({"enum": [1, "1"]})]
     """Version of the file format. It is always `1`."""
     workers: WorkerCount = 1
-    """Number of processes that share the ports, from 1 to 256. `auto` starts one for each core.
-    Each worker has its own limits and its own models. Default: `1`."""
+    """Number of processes that share the ports, from 1 to 256. `auto` is one for each core. Each
+    has its own limits and models. Default: `1`."""
     listeners: tuple[ListenerConfig, ...] = Field(min_length=1)
     """Addresses that clients connect to."""
     admin: AdminConfig | None = None

@@ -110,8 +110,8 @@ class RuleConfig(ConditionsConfig):
     """
 
     name: Name | None = None
-    """Name of the rule in the log and in `gateway explain`. Each rule needs a different one.
-    Default: `rule-N`, with the position of the rule in the list from 1."""
+    """Name of the rule in the log and in `gateway explain`, different for each. Default: `rule-N`,
+    with the position of the rule in the list from 1."""
     effect: Literal["allow", "deny"] = "allow"
     """What happens to the calls that match. Default: `allow`."""
     mode: Literal["enforce", "shadow"] = "enforce"
@@ -122,7 +122,7 @@ class RuleConfig(ConditionsConfig):
     `statistics`, `trace`, `logging`, `index`, `model-repository` with the index, `switch`,
     `passthrough`, `metrics` of a listener, or `all`."""
     max_elements: int | None = Field(None, ge=0)
-    """Largest number of elements of all inputs of an inference. Default: no condition."""
+    """Most elements of all inputs of an inference. Default: no condition."""
     max_bytes: Size | None = None
     """Largest size of all inputs of an inference. Default: no condition."""
 
@@ -141,8 +141,8 @@ class ExternalConfig(Model):
     """
 
     grpc: Annotated[Text, Field(pattern=GRPC_SERVER)] | None = None
-    """Address of a server of `envoy.service.auth.v3.Authorization`, such as OPA-Envoy, as
-    `HOST:PORT`, or `grpcs://HOST:PORT` with TLS. Default: none."""
+    """Address of a server of `envoy.service.auth.v3.Authorization`, such as OPA-Envoy: `HOST:PORT`,
+    or `grpcs://HOST:PORT`. Default: none."""
     tls: TlsConfig | None = None
     """TLS to the server. `tls: {}` verifies it with the authorities of the system. Default: that
     for `grpcs://`, else no TLS."""

@@ -52,8 +52,7 @@ class TargetConfig(Model):
     """Share of the calls, relative to the weights of the other targets. `0` sends no calls.
     Default: `1`."""
     priority: int = Field(0, ge=0, le=1000)
-    """Rank of the target: it gets calls only while no target with a smaller number is ready.
-    Default: `0`."""
+    """The target gets calls only while none with a smaller number is ready. Default: `0`."""
 
     @model_validator(mode="after")
     def _check_destination(self) -> TargetConfig:
@@ -70,13 +69,12 @@ class RouteConfig(Model):
     """A rule that sends matching calls to one of its targets. The first matching route applies."""
 
     name: Name | None = None
-    """Name of the route in logs, metrics and errors. Each route needs a different one. Default:
-    `route-N`, with the position of the route in the list from 1."""
+    """Name of the route in logs, metrics and errors, different for each. Default: `route-N`, with
+    the position of the route in the list from 1."""
     match: MatchConfig | None = None
     """Conditions on the calls of this route. Default: every call."""
     targets: tuple[TargetConfig, ...] = Field(min_length=1)
-    """Destinations. Each call goes to one of them, by weight. At least one weight must be above
-    0."""
+    """Destinations, of which each call gets one, by weight. At least one weight is above 0."""
     sequence_ids: Literal["checked", "text"] = "checked"
     """What happens to a sequence id that is a string, if the upstream does not show the
     configuration of the model. `checked` refuses it. `text` forwards it: a client can then end a

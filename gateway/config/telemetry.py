@@ -42,15 +42,16 @@ class LogConfig(Model):
     """Form of a log line. Default: `auto`, which means `console` on a terminal and `json`
     elsewhere."""
     calls_per_second: int = Field(100, ge=0)
-    """Largest number of log lines per second about calls that succeed, over all workers, and as
-    many about those that fail or are rejected. The line after a gap counts the omitted ones in
-    `skipped`. `0` logs no calls. Default: `100`."""
+    """Most log lines per second about calls that succeed, over all workers, and as many about those
+    that fail or are rejected. The line after a gap counts the omitted ones in `skipped`. `0` logs
+    no calls. Default: `100`."""
     server_errors: Literal["brief", "full"] = "brief"
     """How much of the error texts of servers, which may quote clients, is shown in log lines,
     spans, the status and on pages. `brief` shows the first 120 characters, after `server said:`.
     Default: `brief`."""
     access: AccessLogConfig | None = None
-    """A file with a line for every call, which `calls_per_second` does not limit. Default: none."""
+    """A file with a line for every call and every rejected request, which `calls_per_second` does
+    not limit. Default: none."""
 
 
 class MetricsConfig(Model):
@@ -64,8 +65,8 @@ class MetricsConfig(Model):
     """Whether responses tell the load of the gateway to clients and proxies that ask for it by the
     header `endpoint-load-metrics-format`, as ORCA. Default: `false`."""
     series: int = Field(500, ge=1)
-    """Largest number of model names in metric labels. Calls to further models have the label
-    `_unknown`. Default: `500`."""
+    """Most model names in metric labels. Further models have the label `_unknown`. Default:
+    `500`."""
 
 
 class OtlpConfig(Model):
@@ -86,8 +87,7 @@ class OtlpConfig(Model):
     """Whether the metrics of the metrics page are exported, every minute or every
     `OTEL_METRIC_EXPORT_INTERVAL` milliseconds. Default: `false`."""
     logs: bool = False
-    """Whether log lines are exported, with the ids of their traces. They are also written as
-    before. Default: `false`."""
+    """Whether log lines are exported, too, with the ids of their traces. Default: `false`."""
 
     @property
     def is_on(self) -> bool:

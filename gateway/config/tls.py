@@ -21,8 +21,8 @@ class CertificateConfig(Model):
 class TlsConfig(Model):
     """TLS of a listener or an upstream. Paths are relative to the configuration file.
 
-    Files that change are used within 2 s, without a restart. Files that are broken, or that do not
-    fit together, leave those in force that were read before.
+    Changed files are used within 2 s. Files that are broken, or that do not fit together, leave the
+    old ones in force.
     """
 
     cert: InputFile | None = None

@@ -58,12 +58,12 @@ class RecordingConfig(Model):
     """At `max_bytes`: remove the oldest file, or stop recording. It always stops while less than
     10 % of the disk is free. Default: `rotate`."""
     outbox_bytes: Size = Field(64 * _MIB, ge=1)
-    """Bytes of calls that may wait for the disk in each worker. Further calls are not recorded, and
+    """Bytes of calls that may wait for the disk in each worker. Further ones are dropped, and
     counted. Default: `64MiB`."""
     upload: Text | None = None
     """URL that sealed files are copied to: `s3://BUCKET/PREFIX`, `gs://`, `az://` or
-    `file:///FOLDER`. It is tried again until the store has them. Needs the extra `objects`, and the
-    package of the store. Default: none."""
+    `file:///FOLDER`. All but the last need the extra `objects`, and the package of the store.
+    Default: none."""
     keep_local: Duration | None = None
     """Time after which a file that was uploaded is removed here. Needs `upload`. Default: none, so
     files stay until `max_bytes`."""
@@ -214,14 +214,14 @@ class GuardsConfig(Model):
     mismatch: Annotated[
         MismatchGuardConfig | Literal["off"], BeforeValidator(_or_default_mismatch), OFF_OR_FALSE
     ] = DEFAULT_MISMATCH
-    """Limit of replies that differ. A cut-over without it goes on to a server with wrong results:
-    only `off` switches this guard off. Where `compare` ignores all outputs there is none. Default:
-    `{below: 2%}`."""
+    """Limit of replies that differ in values or structure. With `off`, a cut-over goes on to a
+    server with wrong results. Where `compare` ignores all outputs there is none. Default: `{below:
+    2%}`."""
     errors: Annotated[
         ErrorsGuardConfig | Literal["off"], BeforeValidator(_or_default_errors), OFF_OR_FALSE
     ] = DEFAULT_ERRORS
-    """Limits of errors. A cut-over without any limit goes on to a server that fails all calls:
-    only `off` switches this guard off. Default: `{above_old: 2%}`."""
+    """Limits of errors. With `off`, a cut-over goes on to a server that fails all calls. Default:
+    `{above_old: 2%}`."""
     latency: LatencyGuardConfig | None = None
     """Limits of times. Default: no such guard."""
 
@@ -250,13 +250,13 @@ class CutoverConfig(Model):
     """When the target `new` gets which share of the calls, and when it loses them again."""
 
     steps: tuple[float, ...] = (1.0, 5.0, 25.0, 50.0, 100.0)
-    """Percentages of the calls that go to `new`, one after the other. They rise to 100. Before the
-    first step `new` has shadow calls only. Default: `[1.0, 5.0, 25.0, 50.0, 100.0]`."""
+    """Percentages of the calls that go to `new`, one after the other, up to 100. Before the first
+    step `new` has shadow calls only. Default: `[1.0, 5.0, 25.0, 50.0, 100.0]`."""
     bake: Duration = 600.0
     """Least time of each step with calls. Time without calls does not count. Default: `10m`."""
     min_calls: int = Field(500, ge=0)
-    """Least number of replies that clients got from `new` in each step. Failed calls do not count.
-    While calls are only mirrored, compared replies count. Default: `500`."""
+    """Least number of successful replies that clients got from `new` in each step. While calls are
+    only mirrored, compared replies count. Default: `500`."""
     max_wait: Duration = Field(21600.0, gt=0)
     """Time after which a step that does not advance is paused. Default: `6h`."""
     approve: tuple[float, ...] = ()
@@ -268,13 +268,12 @@ class CutoverConfig(Model):
     """What happens when a guard trips. Both send all calls to `old`: `rollback` ends the cut-over,
     and `pause` waits for `gateway cutover resume` at the step that tripped. Default: `rollback`."""
     coordinate: Literal["none", "file", "kubernetes"] = "none"
-    """How several gateways of one migration agree: `file` is for a directory that all of them
-    share, `kubernetes` for a Lease and a ConfigMap in the namespace of their pods. Default: `none`,
-    for a single gateway."""
+    """How several gateways of one migration agree: by a directory that all of them share, or by a
+    Lease and a ConfigMap in the namespace of their pods. Default: `none`, for a single gateway."""
     directory: Folder | None = None
-    """Directory of the files of the cut-over, relative to the configuration file. With
-    `coordinate: file` all gateways share it, and need it. With `coordinate: kubernetes` there is
-    none. Default: `cutover` in `state.directory`."""
+    """Directory of the files of the cut-over, relative to the configuration file. `coordinate:
+    file` needs it, shared by all gateways; `kubernetes` has none. Default: `cutover` in
+    `state.directory`."""
     guards: GuardsConfig = GuardsConfig()
     """Limits that the cut-over keeps, and that `gateway replay`, `gateway diff` and
     `gateway report` judge."""
@@ -303,11 +302,11 @@ class SampleConfig(Model):
     percent: float = Field(10.0, gt=0, le=100)
     """Share of the calls. A sequence is chosen whole or not at all. Default: `10.0`."""
     per_second: float = Field(200.0, gt=0, le=1_000_000)
-    """Most calls in a second, in each worker. Further ones are counted as dropped, with the reason
-    `rate`. Default: `200.0`."""
+    """Most calls in a second, in each worker. Further ones are dropped, with the reason `rate`.
+    Default: `200.0`."""
     first: int = Field(20, ge=0, le=100_000)
-    """Number of first calls that are chosen of each client, protocol, model and signature of the
-    inputs, so that no rare client is missed. Default: `20`."""
+    """Number of first calls of each client, protocol, model and signature of the inputs that are
+    chosen, too. Default: `20`."""
 
 
 class MirrorConfig(Model):
@@ -319,14 +318,14 @@ class MirrorConfig(Model):
     in_flight: int = Field(32, ge=1, le=1024)
     """Most shadow calls at the same time. Default: `32`."""
     sequences: Literal["skip", "whole"] = "skip"
-    """Whether sequences are compared: not at all, or whole, in order and at one endpoint of the
-    other target, under the same id. `whole` needs two different servers. Default: `skip`."""
+    """Whether sequences are compared: not at all, or whole, in order, at one endpoint and under the
+    same id. `whole` needs two different servers. Default: `skip`."""
     streams: Literal["join", "items"] = "join"
     """How streams of replies are compared. `join` compares BYTES joined over all replies of a
     stream, `items` each reply, and wants as many of them. Default: `join`."""
     large: Literal["tee", "skip"] = "tee"
-    """What happens to calls whose body is forwarded while it arrives: `tee` keeps a copy of the
-    body, `skip` leaves them out. Default: `tee`."""
+    """`tee` keeps a copy of bodies that are forwarded while they arrive, `skip` leaves such calls
+    out. Default: `tee`."""
 
 
 class NoiseConfig(Model):
@@ -354,7 +353,7 @@ class MigrationConfig(Model):
     cut-over alone changes it. It is required with `route`, unless there is only a `capture`.
     Default: none."""
     sample: SampleConfig = SampleConfig()
-    """Which calls are compared."""
+    """Which calls are compared: the same at all replicas, and after a restart."""
     mirror: MirrorConfig = MirrorConfig()
     """How the calls are put to the other target."""
     noise: NoiseConfig | None = None

@@ -83,7 +83,8 @@ CACHE: Final = Setting[CacheConfig | None](
     key="cache",
     type=CacheConfig | None,
     default=None,
-    help="Response cache. `{}` switches it on with its defaults. Default: no cache.",
+    help="Response cache, for models whose outputs depend on the request alone. `{}` switches it "
+    "on. Default: no cache.",
     places=("model",),
 )
 

@@ -47,7 +47,7 @@ class ResidencyConfig(Model):
     """
 
     models: Annotated[int, Field(ge=1)] | None = None
-    """Largest number of models at each endpoint. Default: none."""
+    """Most models at each endpoint. Default: none."""
     memory: Size | None = None
     """Memory for models at each endpoint, of which each model needs its `cost`. Default: none."""
     cost: Mapping[Name, Size] = Field(default_factory=dict)

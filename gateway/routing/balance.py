@@ -30,8 +30,7 @@ READINESS: Final = Setting[Literal["any", "all"]](
     key="readiness",
     type=Literal["any", "all"],
     default="any",
-    help="Number of targets that must be ready for the route to be ready: one or all. "
-    "Default: `any`.",
+    help="Whether one target or all must be ready for the route to be ready. Default: `any`.",
     places=("route",),
 )
 STICKY_BY: Final = Setting[str | None](

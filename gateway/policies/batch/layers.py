@@ -28,8 +28,8 @@ class BatchingConfig(Model):
     """Dynamic batching: requests of several clients are merged along the batch axis into one."""
 
     max_batch_size: int | None = Field(None, ge=2)
-    """Largest number of rows in a batch. A batch is never larger than the model allows. Default:
-    the `max_batch_size` of the model, or 64 if it is unknown."""
+    """Most rows of a batch, as far as the model allows. Default: the `max_batch_size` of the model,
+    or 64 if it is unknown."""
     max_delay: Duration = 0.001
     """Longest time that a request waits for others. `0s` merges only requests that arrive while
     the model is busy. Default: `1ms`."""
@@ -38,8 +38,8 @@ class BatchingConfig(Model):
     preferred_sizes: tuple[Annotated[int, Field(ge=1)], ...] = ()
     """Numbers of rows at which a batch is sent without waiting for more. Default: `[]`."""
     in_flight: int | None = Field(None, ge=1)
-    """Largest number of batches that the model processes at the same time. Default: the number of
-    instances of the model, or 2 for a model of an upstream."""
+    """Most batches that the model processes at the same time. Default: the number of instances of
+    the model, or 2 for a model of an upstream."""
     apart: Literal["none", "group", "client"] = "none"
     """Whose requests are never merged: those of clients of different groups, or of different
     clients. Default: `none`, which merges those of all clients."""

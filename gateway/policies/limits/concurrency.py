@@ -20,20 +20,14 @@ IN_FLIGHT: Final = Setting[int | None](
     key="in_flight",
     type=Annotated[int, Field(ge=1)] | None,
     default=None,
-    help=(
-        "Largest number of inferences of a route that are processed at the same time. Default: no "
-        "such limit."
-    ),
+    help="Most inferences of a route that are processed at the same time. Default: no such limit.",
     places=("policies",),
 )
 ROUTE_IN_FLIGHT: Final = Setting[int | None](
     key="in_flight",
     type=Annotated[int, Field(ge=1)] | None,
     default=None,
-    help=(
-        "Largest number of inferences that are processed at the same time. Default: "
-        "`policies.in_flight`."
-    ),
+    help="Most inferences that are processed at the same time. Default: `policies.in_flight`.",
     places=("route",),
 )
 QUEUED: Final = Setting[int](
@@ -41,8 +35,8 @@ QUEUED: Final = Setting[int](
     type=Annotated[int, Field(ge=0)],
     default=1024,
     help=(
-        "Largest number of inferences of a route that wait because `in_flight` is reached. Further "
-        "ones are refused as overloaded. Default: `1024`."
+        "Most inferences of a route that wait because `in_flight` is reached. Further ones are "
+        "refused as overloaded. Default: `1024`."
     ),
     places=("policies",),
 )
@@ -51,8 +45,8 @@ QUEUE_WAIT: Final = Setting[float | None](
     type=Duration | None,
     default=None,
     help=(
-        "Longest time that an inference waits in the queue. It is then refused as overloaded. "
-        "Default: until its deadline, which is that of the client or the route's timeout."
+        "Longest wait of an inference in the queue. It is then refused as overloaded. Default: "
+        "until its deadline, which is that of the client or the route's timeout."
     ),
     places=("policies",),
 )

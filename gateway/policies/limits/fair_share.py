@@ -52,13 +52,13 @@ class ShareConfig(Model):
     `header:x-tenant`, `address` for its IP address, or `model`. Callers without the header share
     one part."""
     in_flight: Annotated[Text, Field(pattern=PART)] = "25%"
-    """Largest number of inferences of one key that are processed at the same time, or a percentage
-    of `in_flight` of the route, or of 256 if that is not set. Further ones wait as
+    """Most inferences of one key that are processed at the same time, or a percentage of
+    `in_flight` of the route, or of 256 if that is not set. Further ones wait as
     `policies.queue_wait` allows. Default: `25%`."""
     rate: Annotated[Text, Field(pattern=RATE)] | None = None
-    """Largest number of inferences of one key in a second or a minute, such as `200/s`, in each
-    worker. As many as it allows in a second may come at once. Of at most 1000 keys at a time each
-    has its own rate; the others share one. Default: no such limit."""
+    """Most inferences of one key in a second or a minute, such as `200/s`, in each worker. Those of
+    a second may come at once. At most 1000 keys at a time have rates of their own; the others share
+    one. Default: no such limit."""
     # A retired key, see retired.py.
     burst: int | None = Field(None, ge=1)
 

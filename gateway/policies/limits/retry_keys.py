@@ -55,7 +55,7 @@ class RetryConfig(Model):
     or the server replied so. Where a server asks for a pause, the retry goes to another address, or
     waits if the pause is at most ten times `backoff`. Default: `[unsent]`."""
     attempts: int = Field(2, ge=1, le=5)
-    """Largest number of attempts, the first one included. Default: `2`."""
+    """Most attempts, the first one included. Default: `2`."""
     per_try_timeout: Duration | None = None
     """Longest time of one attempt. The timeout of the route includes all attempts. Default: no
     timeout of attempts."""
@@ -63,9 +63,9 @@ class RetryConfig(Model):
     """Longest pause before the first retry; each pause is a random time. It doubles with each
     further retry, up to ten times as much. Default: `25ms`."""
     budget: float = Field(0.2, ge=0, le=1)
-    """Largest number of concurrent retries, as a share of the calls in flight; of calls that may
-    have run also of those of the last seconds. Three are always allowed. Calls that one server
-    refuses and another one serves need no budget. `0` switches retries off. Default: `0.2`."""
+    """Most concurrent retries, as a share of the calls in flight; of calls that may have run also
+    of those of the last seconds. Three are always allowed. Calls that one server refuses and
+    another one serves need no budget. `0` switches retries off. Default: `0.2`."""
     idempotent: bool = False
     """Your word that repeated calls of the models of the route have no further effect. Every reason
     but `unsent` and `connect_failure` requires it. Default: `false`."""

@@ -39,9 +39,8 @@ SEQUENCES_PER_CLIENT: Final = Setting[int | None](
     type=Annotated[int, Field(ge=1)] | None,
     default=None,
     help=(
-        "Largest number of open sequences that a client may have of one model, in each worker. A "
-        "sequence is open until its last request has a response, or until `sequence_idle`. "
-        "Default: no limit."
+        "Most open sequences that a client may have of one model, in each worker. A sequence is "
+        "open until its last request has a response, or until `sequence_idle`. Default: no limit."
     ),
     places=("policies",),
 )
@@ -50,7 +49,7 @@ ROUTE_SEQUENCES_PER_CLIENT: Final = Setting[int | None](
     type=Annotated[int, Field(ge=1)] | None,
     default=None,
     help=(
-        "Largest number of open sequences that a client may have of one model. Default: "
+        "Most open sequences that a client may have of one model. Default: "
         "`policies.sequences_per_client`."
     ),
     places=("route",),

@@ -57,7 +57,7 @@ SHARED_REGIONS: Final = Setting[int](
     key="shared_regions",
     type=Annotated[int, Field(ge=1)],
     default=128,
-    help="Largest number of shared-memory regions that clients may register. Default: `128`.",
+    help="Most shared-memory regions that clients may register. Default: `128`.",
     places=("top",),
     needs_restart=True,
 )

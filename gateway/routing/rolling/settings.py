@@ -24,7 +24,7 @@ class WarmUpConfig(Model):
     capture: InputFile
     """Directory of the capture, relative to the configuration file."""
     calls: Annotated[int, Field(ge=1)] = 50
-    """Largest number of calls, of those of the model. Default: `50`."""
+    """Most calls, of those of the model. Default: `50`."""
     timeout: Duration = Field(30.0, gt=0)
     """Longest time of all of them. A load whose calls take longer fails. Default: `30s`."""
 

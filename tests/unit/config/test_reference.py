@@ -10,7 +10,7 @@ import yaml
 from gateway.app import check
 from gateway.cli.sidecar import load_mapping
 from gateway.config.schema import json_schema
-from schemas.configuration import PAGE, all_examples, list_sections, page_text
+from schemas.configuration import PAGE, all_examples, list_sections, page_text, shows
 
 TEXTS: dict[str, str] = all_examples()
 
@@ -60,7 +60,7 @@ kind: a
 | `size` | integer, at least 1 | `1` | A size. |
 | `kind` | `a`, `b` | required | A kind. |
 | `parts` | map of names to [object](#partsname) | none, so there are no parts | Parts, a \\| b. |
-| `last` | [object](#partsname) | the defaults of its keys | The last part. |
+| `last` | [object](#partsname) |  | The last part. |
 
 ## `parts.NAME`
 
@@ -98,7 +98,7 @@ def test_writes_a_section_for_each_object() -> None:
     ],
 )
 def test_each_section_needs_an_example(examples: dict[str, str], message: str) -> None:
-    """A section without an example is an error, as is an example without a section."""
+    """A section that no example shows is an error, as is an example without a section."""
     with pytest.raises(LookupError, match=message):
         page_text(SCHEMA, examples)
 
@@ -126,20 +126,21 @@ def test_each_example_is_valid(name: str) -> None:
 def test_each_example_contains_its_section() -> None:
     """An example of a section has the keys that lead to the section."""
     sections = list_sections(json_schema())
-    for name, text in TEXTS.items():
-        document = read(text)
-        paths = [sections[name].path, *sections[name].other_paths]
-        assert any(has_path(document, path.split(".") if path else []) for path in paths), name
+    assert [] == [name for name, text in TEXTS.items() if not shows(read(text), sections[name])]
 
 
-def has_path(value: Any, path: list[str]) -> bool:
-    """Return whether *value* has something at *path*, whose parts are keys, "key[]" and "NAME"."""
-    if not path:
-        return value is not None
-    key, rest = path[0], path[1:]
-    if key == "NAME":
-        return any(has_path(each, rest) for each in value.values())
-    if key.removesuffix("[]") not in value:
-        return False
-    below = value[key.removesuffix("[]")]
-    return any(has_path(each, rest) for each in (below if key.endswith("[]") else [below]))
+def test_an_example_of_an_object_stands_for_the_sections_below() -> None:
+    """A section whose keys an example of another one has is written without an example."""
+    page = page_text(SCHEMA, {"Config": "kind: a\nparts: {first: {names: [x]}}\n"})
+    section = page[page.index("## `parts.NAME`") :]
+    assert "```" not in section
+    assert "| `names` |" in section
+
+
+def test_few_keys_stand_in_the_table_of_their_object() -> None:
+    """An object with few plain keys, which stands in one place, has no section of its own."""
+    properties = {key: found for key, found in SCHEMA["properties"].items() if key != "last"}
+    page = page_text({**SCHEMA, "properties": properties}, {"Config": "parts: {a: {names: [x]}}\n"})
+    assert "| `parts` | map of names to object | none, so there are no parts | Parts" in page
+    assert "| `parts.NAME.names` | list of text | no names | Names. |\n" in page
+    assert "## `parts" not in page

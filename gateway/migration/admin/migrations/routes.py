@@ -170,7 +170,7 @@ def migration_routes(documents: MigrationDocuments) -> tuple[AdminRoute, ...]:
                 method="POST",
                 need=AdminNeed.MIGRATE,
                 handle=handlers.command,
-                summary=f"{_EFFECTS[command]}; `at_step` of the body names the expected step.",
+                summary=f"{_EFFECTS[command]}.",
             )
             for command in COMMANDS
         ),
