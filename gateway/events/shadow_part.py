@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Mapping
-
 from gateway.config.load import LoadedConfig
 from gateway.events.definition import event_sinks
 from gateway.events.hub import SinkHub
@@ -12,19 +9,19 @@ from gateway.events.leading import CHANNEL
 from gateway.events.messages import EventMessage, EventResults, decode_event_message
 from gateway.events.sinks.opening import open_queue
 from gateway.shadow.inbox import Inbox
-from gateway.shadow.part import SendDocument, ShadowPart
+from gateway.shadow.part import PartSockets, SendDocument, ShadowPart
 
 
 class EventSinks(ShadowPart):
-    """All sinks of a configuration, and of those that replace it."""
+    """All sinks of a configuration, and of those that replace it.
 
-    def __init__(
-        self,
-        loaded: LoadedConfig,
-        sockets: Mapping[str, Mapping[int, socket.socket]],
-        send: SendDocument,
-    ) -> None:
-        super().__init__(loaded, sockets, send)
+    Args:
+        loaded: The configuration.
+        sockets: To the serving processes.
+        _send: Sends a document to the parent, which needs none.
+    """
+
+    def __init__(self, loaded: LoadedConfig, sockets: PartSockets, _send: SendDocument, /) -> None:
         self._inbox: Inbox[EventMessage] = Inbox(
             sockets[CHANNEL], decode_event_message, EventResults()
         )

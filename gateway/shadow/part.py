@@ -11,28 +11,15 @@ from prometheus_client.registry import Collector
 from gateway.app.processes.worker_process import WorkerProcess
 from gateway.config.load import LoadedConfig
 
+PartSockets = Mapping[str, Mapping[int, socket.socket]]
+"""Sockets by channel, and by the number of the serving process."""
+
 SendDocument = Callable[[Mapping[str, Any]], Awaitable[None]]
 """Sends a document to `ShadowUser.receive`; it may have iterators in the place of lists."""
 
 
 class ShadowPart:
-    """An extension's part in the shadow process. A subclass overrides what it needs.
-
-    Args:
-        loaded: The configuration.
-        sockets: To the serving processes, by channel and by the number of the process.
-        send: Sends a document to the parent.
-    """
-
-    def __init__(
-        self,
-        loaded: LoadedConfig,
-        sockets: Mapping[str, Mapping[int, socket.socket]],
-        send: SendDocument,
-    ) -> None:
-        self._loaded = loaded
-        self._sockets = sockets
-        self._send = send
+    """An extension's part in the shadow process. A subclass overrides what it needs."""
 
     @property
     def collectors(self) -> Iterable[Collector]:
@@ -60,7 +47,7 @@ class ShadowUser:
 
     Args:
         name: The name of the extension.
-        part: Its `ShadowPart`, as "package.module:class".
+        part: What makes its `ShadowPart`, as "package.module:class"; see `MakePart`.
         channels: Names of sockets that each serving process has to the shadow process.
     """
 
@@ -77,3 +64,7 @@ class ShadowUser:
 
     def ended(self, _process: WorkerProcess, /, *, is_replaced: bool) -> None:
         """Note that a process has ended; a replaced one begins anew."""
+
+
+MakePart = Callable[[LoadedConfig, PartSockets, SendDocument], ShadowPart]
+"""Makes the part of an extension; it is the class of the part."""

@@ -32,7 +32,7 @@ from gateway.app.run.process import (
 from gateway.app.run.signals import StopSignal, ignore_log_signals
 from gateway.config.load import ConfigError
 from gateway.registry import load_dotted
-from gateway.shadow.part import ShadowPart
+from gateway.shadow.part import MakePart, ShadowPart
 from gateway.telemetry import error_texts, logs
 from gateway.telemetry.aggregation import snapshot
 from gateway.telemetry.lost_lines import LostLines
@@ -104,8 +104,8 @@ def _part(
     async def send(document: Mapping[str, Any]) -> None:
         await channel.send_large({"document": {name: document}})
 
-    made: ShadowPart = load_dotted(opened.document["part"])(setup.loaded, sockets, send)
-    return made
+    make: MakePart = load_dotted(opened.document["part"])
+    return make(setup.loaded, sockets, send)
 
 
 async def _handle_requests(channel: WorkerChannel, parts: Mapping[str, ShadowPart]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -16,7 +15,7 @@ from gateway.migration.captures.uploader import UploadMetrics
 from gateway.migration.mirror.mirroring import Mirroring
 from gateway.migration.options import captures_of
 from gateway.shadow.inbox import Inbox, sample_inbox
-from gateway.shadow.part import SendDocument, ShadowPart
+from gateway.shadow.part import PartSockets, SendDocument, ShadowPart
 from gateway.shadow.records.transfer import SampleMessage
 
 
@@ -24,15 +23,16 @@ class MigrationShadow(ShadowPart):
     """Writes captures, and asks the targets of migrations.
 
     It has a channel for each capture, and one for each migration.
+
+    Args:
+        loaded: The configuration.
+        sockets: To the serving processes.
+        send: Sends evidence to the parent.
     """
 
-    def __init__(
-        self,
-        loaded: LoadedConfig,
-        sockets: Mapping[str, Mapping[int, socket.socket]],
-        send: SendDocument,
-    ) -> None:
-        super().__init__(loaded, sockets, send)
+    def __init__(self, loaded: LoadedConfig, sockets: PartSockets, send: SendDocument, /) -> None:
+        self._loaded = loaded
+        self._send = send
         self._inboxes = {channel: sample_inbox(ends) for channel, ends in sockets.items()}
         self._mirroring: Mirroring | None = None
         self._recorders: list[CaptureRecorder] = []
