@@ -62,10 +62,27 @@ def import_kserve(path: Path, http: str, grpc: str) -> Imported:
         if each.text("kind") == _SERVICE:
             _ServiceImport(imported, each, runtimes).run()
             used.add(each.text("spec", "predictor", "model", "runtime"))
+    _set_dialect(imported)
     for name, runtime in runtimes.items():
         if name not in used:
             imported.leave(runtime, f"runtime {name!r} left out: no {_SERVICE} names it")
     return imported.found
+
+
+def _set_dialect(imported: ServiceImport) -> None:
+    """Let the listener have V1 in the form of KServe, so that messages pass as they came."""
+    config = imported.found.config
+    of_v1 = {
+        name: "options" in each
+        for name, each in config["upstreams"].items()
+        if each["url"].startswith("tfs+http")
+    }
+    if any(of_v1.values()):
+        config["listeners"][0]["options"] = {"tfs": {"dialect": "kserve"}}
+        for name, is_kserve in of_v1.items():
+            if not is_kserve:
+                text = "V1 here has the form of KServe, without signatures, labels and versions"
+                imported.leave(imported.resources[0], f"upstream {name!r}: {text}")
 
 
 class _ServiceImport:
@@ -194,7 +211,7 @@ class _ServiceImport:
             self._import.leave(
                 server.setting,
                 f"model {name!r}: V1 does not tell inputs and outputs; set "
-                f"models.{name}.signature for clients of other protocols",
+                f"models.{name}.signature for CloudEvents and clients of other protocols",
             )
 
     def _annotation(self, key: str) -> str:

@@ -106,6 +106,25 @@ def test_a_runtime_that_is_not_in_the_file_is_named(tmp_path: Path) -> None:
     assert not any("runtime" in note for note in notes(found))
 
 
+def test_a_listener_has_the_form_of_kserve_v1(tmp_path: Path) -> None:
+    """Else the gateway reads each message, for which nothing tells the datatypes."""
+    listeners = [
+        imported(tmp_path, text).config["listeners"][0].get("options")
+        for text in (
+            service(predictor=model()),
+            service(predictor=model("tensorflow")),
+            service(predictor=model(protocolVersion="v2")),
+        )
+    ]
+    assert listeners == [{"tfs": {"dialect": "kserve"}}, None, None]
+    other = service(metadata={"name": "tf"}, predictor=model("tensorflow"))
+    found = imported(tmp_path, f"{service(predictor=model())}---\n{other}")
+    assert notes(found)[-1] == (
+        "1: upstream 'tf-predictor.default': V1 here has the form of KServe, without signatures, "
+        "labels and versions"
+    )
+
+
 def test_v1_has_the_form_of_kserve(tmp_path: Path) -> None:
     """TensorFlow Serving has its own form of V1, and tells the tensors of its models."""
     found = imported(tmp_path, service(predictor=model()))
