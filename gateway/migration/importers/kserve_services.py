@@ -106,7 +106,7 @@ class _ServiceImport:
             self._import.leave(server.setting, f"{_SERVICE} {self._name!r} left out: {text}")
             return
         name = _model_name(server.setting) or self._name
-        if not self._import.take(self._resource, [name]):
+        if not self._import.claim(self._resource, [name]):
             return
         targets = self._targets(server)
         timeout = self._predictor.number("timeout")
@@ -143,8 +143,9 @@ class _ServiceImport:
         if (server or name.removeprefix("kserve-")) in _V2_RUNTIMES or kind in _V2_FORMATS:
             return "v2"
         if runtime is not None:
-            told = [each.text() for each in runtime.all("spec", "protocolVersions")]
-            return next((each for each in told if each in ("v1", "v2")), (told or ["v1"])[0])
+            versions = [each.text() for each in runtime.all("spec", "protocolVersions")]
+            found = (each for each in versions if each in ("v1", "v2"))
+            return next(found, (versions or ["v1"])[0])
         if name and not name.startswith("kserve-"):
             text = f"runtime {name!r} is not in the file, so its protocol counts as v1"
             self._import.leave(model.get("runtime"), text)

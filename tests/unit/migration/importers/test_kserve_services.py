@@ -84,7 +84,7 @@ def test_protocol_and_service_follow_the_rules_of_kserve(
         ([], f"tfs+http://{_HOST}"),
     ],
 )
-def test_a_runtime_tells_the_version_that_a_service_does_not_name(
+def test_the_runtime_decides_where_the_service_names_no_version(
     tmp_path: Path, versions: list[str], url: str
 ) -> None:
     """KServe takes V1 or V2, what is first."""
