@@ -402,6 +402,26 @@ class Config(Model):
     no other one delays. It may have more while memory is free, and gives way once others wait.
     Default: a quarter of `in_flight_bytes`."""
 
+    def declared_protocols(self) -> dict[str, Mapping[str, Any]]:
+        """Return `protocols` by model, also by the other names that models have at targets.
+
+        A name that stands for models of different declarations has none.
+        """
+        found = {name: model.protocols for name, model in self.models.items() if model.protocols}
+        defaults = {name for each in self.listeners if (name := self.default_model_of(each))}
+        offered: dict[str, list[Mapping[str, Any]]] = {}
+        for route in self.routes:
+            names = (route.match and route.match.model) or defaults
+            for target in route.targets:
+                if target.model is not None:
+                    offered.setdefault(target.model, []).extend(found.get(at, {}) for at in names)
+        renamed = {
+            name: forms[0]
+            for name, forms in offered.items()
+            if forms and forms[0] and all(form == forms[0] for form in forms)
+        }
+        return {**renamed, **found}
+
     def default_model_of(self, listener: ListenerConfig) -> str:
         """Return the model of requests to a listener that name none; "" for none.
 

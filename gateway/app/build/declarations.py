@@ -8,7 +8,6 @@ from typing import Any, Final
 from gateway.config.models import Config
 from gateway.config.yaml_tree import Finding, KeyPath
 from gateway.ir.text_tasks import TextForms
-from gateway.ir.untyped import RowsForm
 from gateway.policies.signatures import SIGNATURE, DescribedModels
 from gateway.policies.texts.tokenizer import tokenizer_of
 from gateway.registry import protocol
@@ -23,8 +22,6 @@ _LARGEST_FILE: Final = 256 << 20
 def read_declarations(config: Config, directory: Path) -> Declarations:
     """Return all declarations, with the contents of the files that they name.
 
-    A model without a declaration has the rows of the models that targets give its name.
-
     Args:
         config: Without errors.
         directory: Paths are relative to it.
@@ -34,33 +31,10 @@ def read_declarations(config: Config, directory: Path) -> Declarations:
         ValueError: A declaration is wrong.
     """
     found: dict[str, dict[str, object]] = {}
-    for name, model in config.models.items():
-        for key, value in model.protocols.items():
+    for name, protocols in config.declared_protocols().items():
+        for key, value in protocols.items():
             found.setdefault(name, {})[key] = _read(key, value, directory)
-    return {**_rows_of_renamed(config, found), **found}
-
-
-def _rows_of_renamed(config: Config, found: Declarations) -> Declarations:
-    """Return what clients' models declare of rows, by the other names that they have at targets.
-
-    A name that stands for models of different declarations has none.
-    """
-    defaults = {name for each in config.listeners if (name := config.default_model_of(each))}
-    offered: dict[str, list[dict[str, object]]] = {}
-    for route in config.routes:
-        names = (route.match and route.match.model) or defaults
-        rows: list[dict[str, object]] = [
-            {key: form for key, form in found.get(name, {}).items() if isinstance(form, RowsForm)}
-            for name in names
-        ]
-        for target in route.targets:
-            if target.model is not None:
-                offered.setdefault(target.model, []).extend(rows)
-    return {
-        name: forms[0]
-        for name, forms in offered.items()
-        if forms and forms[0] and all(form == forms[0] for form in forms)
-    }
+    return found
 
 
 def described_models(config: Config, declarations: Declarations) -> DescribedModels:

@@ -62,10 +62,27 @@ def import_kserve(path: Path, http: str, grpc: str) -> Imported:
         if each.text("kind") == _SERVICE:
             _ServiceImport(imported, each, runtimes).run()
             used.add(each.text("spec", "predictor", "model", "runtime"))
+    _set_dialect(imported)
     for name, runtime in runtimes.items():
         if name not in used:
             imported.leave(runtime, f"runtime {name!r} left out: no {_SERVICE} names it")
     return imported.found
+
+
+def _set_dialect(imported: ServiceImport) -> None:
+    """Let the listener have V1 in the form of KServe, so that messages pass as they came."""
+    config = imported.found.config
+    of_v1 = {
+        name: "options" in each
+        for name, each in config["upstreams"].items()
+        if each["url"].startswith("tfs+http")
+    }
+    if any(of_v1.values()):
+        config["listeners"][0]["options"] = {"tfs": {"dialect": "kserve"}}
+        for name, is_kserve in of_v1.items():
+            if not is_kserve:
+                text = "V1 here has the form of KServe, without signatures, labels and versions"
+                imported.leave(imported.resources[0], f"upstream {name!r}: {text}")
 
 
 class _ServiceImport:
@@ -89,7 +106,7 @@ class _ServiceImport:
             self._import.leave(server.setting, f"{_SERVICE} {self._name!r} left out: {text}")
             return
         name = _model_name(server.setting) or self._name
-        if not self._import.take(self._resource, [name]):
+        if not self._import.claim(self._resource, [name]):
             return
         targets = self._targets(server)
         timeout = self._predictor.number("timeout")
@@ -126,8 +143,9 @@ class _ServiceImport:
         if (server or name.removeprefix("kserve-")) in _V2_RUNTIMES or kind in _V2_FORMATS:
             return "v2"
         if runtime is not None:
-            told = [each.text() for each in runtime.all("spec", "protocolVersions")]
-            return next((each for each in told if each in ("v1", "v2")), (told or ["v1"])[0])
+            versions = [each.text() for each in runtime.all("spec", "protocolVersions")]
+            found = (each for each in versions if each in ("v1", "v2"))
+            return next(found, (versions or ["v1"])[0])
         if name and not name.startswith("kserve-"):
             text = f"runtime {name!r} is not in the file, so its protocol counts as v1"
             self._import.leave(model.get("runtime"), text)
@@ -194,7 +212,7 @@ class _ServiceImport:
             self._import.leave(
                 server.setting,
                 f"model {name!r}: V1 does not tell inputs and outputs; set "
-                f"models.{name}.signature for clients of other protocols",
+                f"models.{name}.signature for CloudEvents and clients of other protocols",
             )
 
     def _annotation(self, key: str) -> str:

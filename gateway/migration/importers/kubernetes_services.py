@@ -94,7 +94,7 @@ class ServiceImport:
         self.found.config["upstreams"][name + suffix] = {"url": address, **settings}
         return name + suffix
 
-    def take(self, resource: YamlSetting, names: Sequence[str]) -> list[str]:
+    def claim(self, resource: YamlSetting, names: Sequence[str]) -> list[str]:
         """Return the names of models that no resource has yet, and name the others."""
         for name in self._names.intersection(names):
             self.leave(resource, f"model {name!r} left out: another resource has this name")
@@ -112,7 +112,7 @@ class ServiceImport:
         """Add a route.
 
         Args:
-            names: Names of models that `take` returned.
+            names: Names of models that `claim` returned.
             targets: The targets.
             by_protocol: Targets of the calls of a protocol, instead of the others.
             settings: Other settings of the route.

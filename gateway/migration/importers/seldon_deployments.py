@@ -101,7 +101,7 @@ class _DeploymentImport:
         if self._protocol != _SELDON and root not in self._names:
             names.append(root)
         by_protocol = {} if of_grpc == targets else {f"{self._protocol}.{_GRPC}": of_grpc}
-        self._import.route(self._import.take(self._resource, names), targets, by_protocol)
+        self._import.route(self._import.claim(self._resource, names), targets, by_protocol)
         if self._protocol == _SELDON and any("upstream" in each for each in targets):
             # Else the gateway answers feedback, which a router learns from.
             forwarded = {_SELDON: {"feedback": "forward"}}
@@ -218,7 +218,7 @@ class _DeploymentImport:
             service = self._service(predictor, node.name)
             door = self._carrier, self._port(predictor, node.name, self._carrier)
             target = self._upstream(predictor, service, door, node.name)
-            self._import.route(self._import.take(self._resource, [service]), [target])
+            self._import.route(self._import.claim(self._resource, [service]), [target])
             signature = {"inputs": [node.input], "outputs": [node.output]}
             config.setdefault("models", {})[service] = {"signature": signature}
             steps[node.name] = {"model": service, "inputs": {node.input["name"]: source}}

@@ -45,6 +45,11 @@ def shadow_config(config: Config) -> Config:
     ]
     upstreams = {target.upstream for target in targets if target.upstream is not None}
     models = {target.model for target in targets if target.upstream is None}
+    # The routes that tell the names of clients are not in the result.
+    declared = {
+        name: (config.models.get(name) or ModelConfig()).model_copy(update={"protocols": each})
+        for name, each in config.declared_protocols().items()
+    }
     return config.model_copy(
         update={
             "listeners": (),
@@ -60,7 +65,7 @@ def shadow_config(config: Config) -> Config:
             },
             "models": {
                 name: model.model_copy(update={"batching": None, "cache": None})
-                for name, model in config.models.items()
+                for name, model in {**config.models, **declared}.items()
                 if _is_used(model) and (has_pipeline or not model.backend or name in models)
             },
             "pipelines": config.pipelines if has_pipeline else {},

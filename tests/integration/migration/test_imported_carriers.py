@@ -81,6 +81,56 @@ async def test_clients_can_call_on_every_carrier(tmp_path: Path, name: str) -> N
     assert keys
 
 
+_V1 = """
+kind: InferenceService
+metadata: {name: digits}
+spec: {predictor: {sklearn: {}}}
+"""
+BODIES: list[Any] = [
+    {"instances": [[1.0, 2]]},
+    {"instances": [{"b64": "aGk="}], "parameters": {"a": 1}},
+    {"text": "of a predictor of its own"},
+]
+
+
+async def test_each_body_of_a_client_reaches_kserve_v1(tmp_path: Path) -> None:
+    """A server of V1 tells nothing of its model, and some have bodies of their own."""
+
+    async def answer(request: web.Request) -> web.Response:
+        return web.json_response({"predictions": [await request.json(), request.path]})
+
+    async def ready(_request: web.Request) -> web.Response:
+        return web.json_response({"name": "digits", "ready": True})
+
+    app = web.Application()
+    for verb in ("predict", "explain"):
+        app.router.add_post(f"/v1/models/digits:{verb}", answer)
+    for path in ("/", "/v1/models/digits"):
+        app.router.add_get(path, ready)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    document = imported(tmp_path, "kserve", "service.yaml", _V1)
+    (upstream,) = document["upstreams"].values()
+    upstream["url"] = f"tfs+http://127.0.0.1:{runner.addresses[0][1]}"
+    try:
+        async with (
+            running(yaml.safe_dump(document)) as gateway,
+            ClientSession(f"http://{gateway.addresses['main.http']}") as http,
+        ):
+            for body in BODIES:
+                for path in ("/v1/models/digits:predict", "/v1/models/digits:explain"):
+                    async with http.post(path, json=body) as reply:
+                        assert (200, {"predictions": [body, path]}) == (
+                            reply.status,
+                            await reply.json(content_type=None),
+                        )
+            async with http.get("/v1/models/digits") as reply:
+                assert reply.status == 200
+    finally:
+        await runner.cleanup()
+
+
 @asynccontextmanager
 async def orchestrator() -> AsyncIterator[dict[str, int]]:
     """Run what Seldon's orchestrator serves, which returns data; yield its ports.

@@ -101,7 +101,7 @@ models:
 def test_columns_hold_for_the_name_at_a_target(tmp_path: Path) -> None:
     """Else the columns of a client in another order would be taken by position."""
     found = read_declarations(load_text(RENAMED).config, tmp_path)
-    assert found["new"] == {"mlflow": found["house"]["mlflow"]}
+    assert found["new"] == found["house"]
     assert found.keys() == {"house", "flat", "own", "new"}
     assert found["own"]["mlflow"] == RowsForm(is_matrix=False)
 

@@ -144,7 +144,7 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
             ),
             OpaqueCall: Handling(send_on=self._send_whole),
             ModelMetadataRequest: Handling(
-                _metadata, self._read_metadata, _encode_metadata, _check_is_told
+                _metadata, self._read_metadata, _encode_metadata, _check_metadata_path
             ),
             ServerLiveRequest: health,
             ServerReadyRequest: health,
@@ -367,7 +367,7 @@ def _is_there(wire: HttpResponse) -> bool:
     return wire.status in (OK, _NO_PATH)
 
 
-def _check_is_told(wire: HttpResponse) -> None:
+def _check_metadata_path(wire: HttpResponse) -> None:
     if wire.status == _NO_PATH:
         raise Unsupported(
             "the server has no metadata; expected models.NAME.signature in the configuration"

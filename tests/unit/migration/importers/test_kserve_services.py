@@ -84,7 +84,7 @@ def test_protocol_and_service_follow_the_rules_of_kserve(
         ([], f"tfs+http://{_HOST}"),
     ],
 )
-def test_a_runtime_tells_the_version_that_a_service_does_not_name(
+def test_the_runtime_decides_where_the_service_names_no_version(
     tmp_path: Path, versions: list[str], url: str
 ) -> None:
     """KServe takes V1 or V2, what is first."""
@@ -104,6 +104,25 @@ def test_a_runtime_that_is_not_in_the_file_is_named(tmp_path: Path) -> None:
     assert "runtime 'far' is not in the file, so its protocol counts as v1" in notes(found)[0]
     found = imported(tmp_path, service(predictor=model(runtime="kserve-sklearnserver")))
     assert not any("runtime" in note for note in notes(found))
+
+
+def test_a_listener_has_the_form_of_kserve_v1(tmp_path: Path) -> None:
+    """Else the gateway reads each message, for which nothing tells the datatypes."""
+    listeners = [
+        imported(tmp_path, text).config["listeners"][0].get("options")
+        for text in (
+            service(predictor=model()),
+            service(predictor=model("tensorflow")),
+            service(predictor=model(protocolVersion="v2")),
+        )
+    ]
+    assert listeners == [{"tfs": {"dialect": "kserve"}}, None, None]
+    other = service(metadata={"name": "tf"}, predictor=model("tensorflow"))
+    found = imported(tmp_path, f"{service(predictor=model())}---\n{other}")
+    assert notes(found)[-1] == (
+        "1: upstream 'tf-predictor.default': V1 here has the form of KServe, without signatures, "
+        "labels and versions"
+    )
 
 
 def test_v1_has_the_form_of_kserve(tmp_path: Path) -> None:
