@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from sklearn.datasets import load_digits
 
 from gateway.app import Gateway
 from gateway.ir.tensor import as_raw
@@ -17,6 +16,7 @@ from gateway.migration.captures.records import RecordedCall
 from gateway.migration.captures.sampling import SHADOW_HEADER, draw
 from tests.integration.asking_kit import ask, running, urls
 from tests.integration.migration import mirror_kit as kit
+from tests.integration.migration.digits_kit import digits
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -25,7 +25,7 @@ OWN = Path("state", "captures", kit.NAME)
 
 @pytest.fixture(scope="module")
 def scans() -> kit.Scans:
-    rows: kit.Scans = load_digits().data[::4].astype(np.float32)
+    rows: kit.Scans = digits()[::4]
     return rows
 
 
