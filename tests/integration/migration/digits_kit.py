@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import yaml
-from sklearn.datasets import load_digits
 
 from gateway.app import complete_service, connect
 from gateway.cli.demo.config import demo_config
@@ -20,8 +21,23 @@ from gateway.migration.replay.replay import Replay, ReplayOptions, ReplayOutcome
 from gateway.settings.units import parse_url
 
 ROWS: Final = 20
-SCANS: Final = load_digits().data[:ROWS].astype(np.float32)
 RULES: Final = OutputRules(outputs={"label": EXACT, "probabilities": EXACT})
+
+
+def digits() -> npt.NDArray[np.float32]:
+    """Return the scans of scikit-learn's digits, without its import, which takes a second.
+
+    Each process of a run collects all files that need them.
+    """
+    package = find_spec("sklearn")
+    assert package is not None
+    assert package.submodule_search_locations is not None
+    path = Path(package.submodule_search_locations[0], "datasets", "data", "digits.csv.gz")
+    rows: npt.NDArray[np.float32] = np.loadtxt(path, np.float32, delimiter=",")
+    return rows[:, :-1]
+
+
+SCANS: Final = digits()[:ROWS]
 
 
 def demo_text(directory: Path | None = None, *listeners: dict[str, Any], **more: str) -> str:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from sklearn.datasets import load_digits
 
 from gateway.app import Gateway
 from gateway.ir.tensor import as_raw
@@ -18,6 +17,7 @@ from gateway.shadow.draw import draw
 from gateway.shadow.records.records import RecordedCall
 from tests.integration.asking_kit import ask, running, urls
 from tests.integration.migration import mirror_kit as kit
+from tests.integration.migration.digits_kit import digits
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -26,7 +26,7 @@ OWN = Path("state", "captures", kit.NAME)
 
 @pytest.fixture(scope="module")
 def scans() -> kit.Scans:
-    rows: kit.Scans = load_digits().data[::4].astype(np.float32)
+    rows: kit.Scans = digits()[::4]
     return rows
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 
 import aiohttp
-import numpy as np
 import pytest
 import yaml
-from sklearn.datasets import load_digits
 
 from gateway.app import Gateway
 from tests.integration.asking_kit import running, server_config, urls
 from tests.integration.migration import mirror_kit as kit
+from tests.integration.migration.digits_kit import digits
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -23,7 +22,7 @@ PROTOCOLS += ["trtis.http"]
 
 @pytest.fixture(scope="module")
 def scans() -> kit.Scans:
-    rows: kit.Scans = load_digits().data[::4].astype(np.float32)
+    rows: kit.Scans = digits()[::4]
     return rows
 
 

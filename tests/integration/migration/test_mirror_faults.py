@@ -12,19 +12,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from sklearn.datasets import load_digits
 
 from tests.integration import workers_kit
 from tests.integration.asking_kit import running
 from tests.integration.migration import mirror_kit as kit
 from tests.integration.shadow_kit import shadow_pid
+from tests.integration.migration.digits_kit import digits
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 
 @pytest.fixture(scope="module")
 def scans() -> kit.Scans:
-    rows: kit.Scans = load_digits().data[::4].astype(np.float32)
+    rows: kit.Scans = digits()[::4]
     return rows
 
 

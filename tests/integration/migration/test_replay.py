@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import yaml
-from sklearn.datasets import load_digits
 from typer.testing import CliRunner, Result
 
 from gateway.app import Gateway, complete_service, connect
@@ -31,6 +30,7 @@ from gateway.migration.replay.replay import Replay, ReplayOptions, ReplayOutcome
 from gateway.settings.units import parse_url
 from tests.integration.asking_kit import WHOLE, running, urls
 from tests.integration.cli_kit import gateway as gateway_command
+from tests.integration.migration.digits_kit import digits
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -43,7 +43,7 @@ LABEL = OutputRules(outputs={"label": EXACT, "probabilities": OutputRule(top_k=1
 
 @pytest.fixture(scope="module")
 def scans() -> npt.NDArray[np.float32]:
-    rows: npt.NDArray[np.float32] = load_digits().data[::4].astype(np.float32)
+    rows: npt.NDArray[np.float32] = digits()[::4]
     return rows
 
 

@@ -6,12 +6,11 @@ import asyncio
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
-from sklearn.datasets import load_digits
 
 from tests.integration import cli_kit
 from tests.integration.asking_kit import running, urls
+from tests.integration.migration.digits_kit import digits
 from tests.integration.migration.test_replay import DIFFERENT, SOME, classify, configuration
 
 pytestmark = pytest.mark.timeout(300)
@@ -34,7 +33,7 @@ def recordings(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, st
     rules = directory / "rules.yaml"
     rules.write_text(RULES)
     old, new = directory / "old", directory / "new"
-    scans = load_digits().data[::4].astype(np.float32)
+    scans = digits()[::4]
 
     async def record() -> str:
         async with running(configuration(old)) as gateway:

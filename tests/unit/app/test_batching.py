@@ -122,7 +122,8 @@ async def test_calls_of_an_upstream_model_are_batched(metrics: Metrics) -> None:
 async def test_forwarded_headers_separate_batches(metrics: Metrics) -> None:
     """Only headers that the upstream receives separate calls; others are not forwarded."""
     target = ScriptedService(always=reply_to)
-    service = upstream(target, metrics, m=model_of(batching={"max_delay": "50ms"}))
+    # In so long a time, all three begin on a slow machine, too.
+    service = upstream(target, metrics, m=model_of(batching={"max_delay": "500ms"}))
     calls = [
         infer_request("m", 1, metadata=(("x-tenant", "a"), ("user-agent", "1")), request_id="r1"),
         infer_request("m", 2, metadata=(("x-tenant", "a"), ("user-agent", "2")), request_id="r2"),

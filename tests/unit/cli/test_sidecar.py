@@ -173,7 +173,7 @@ def test_streams_are_part_of_the_listener(tmp_path: Path) -> None:
         str(stream.address) for stream in listener.streams
     ]
     assert ["0660", "0660"] == [stream.mode for stream in listener.streams]
-    assert Url("graphpipe", "unix", "", 0, "/run/m.sock") == loaded.upstreams["upstream"].url
+    assert Url("graphpipe", "unix", "", 0, socket="/run/m.sock") == loaded.upstreams["upstream"].url
 
 
 def test_a_stream_needs_a_default_model() -> None:

@@ -17,6 +17,7 @@ from gateway.ir.errors import GatewayError, Unavailable
 from gateway.policies.limits.hedge import Hedge, HedgeRules
 from gateway.policies.limits.policy import CallLimits
 from tests.fakes import FakeClock, FakeStream, ScriptedService, settle
+from tests.simulation.virtual_time import in_virtual_time
 
 M = ModelRef("m")
 CALL = InferRequest(model=M)
@@ -104,6 +105,7 @@ async def test_deadline_covers_both_attempts() -> None:
     assert 2 == len(service.calls) == service.cancelled
 
 
+@in_virtual_time
 async def test_second_attempt_avoids_the_first_endpoint() -> None:
     """The first attempt is still running at its endpoint."""
     avoided: list[tuple[str, ...]] = []
