@@ -129,7 +129,7 @@ def test_each_example_contains_its_section() -> None:
     assert [] == [name for name, text in TEXTS.items() if not shows(read(text), sections[name])]
 
 
-def test_an_example_of_an_object_stands_for_the_sections_below() -> None:
+def test_an_example_of_an_object_covers_the_sections_below() -> None:
     """A section whose keys an example of another one has is written without an example."""
     page = page_text(SCHEMA, {"Config": "kind: a\nparts: {first: {names: [x]}}\n"})
     section = page[page.index("## `parts.NAME`") :]
