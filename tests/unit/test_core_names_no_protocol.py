@@ -17,6 +17,7 @@ NAME = re.compile(rf"(?<![a-z])({'|'.join(PROTOCOLS)})(?![a-z])", re.IGNORECASE)
 
 # A place that may name a protocol, and why.
 ALLOWED = {
+    "events/sinks/form.py": "the JSON of Open Inference, in which events have their tensors",
     "registry.py": "the table of protocols, one line for each",
     "settings/units.py": "the protocol of URLs without one, such as http://host",
     "settings/fields.py": "the example of a URL in the schema",

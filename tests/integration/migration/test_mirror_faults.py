@@ -16,8 +16,8 @@ import yaml
 from tests.integration import workers_kit
 from tests.integration.asking_kit import running
 from tests.integration.migration import mirror_kit as kit
-from tests.integration.shadow_kit import shadow_pid
 from tests.integration.migration.digits_kit import digits
+from tests.integration.shadow_kit import shadow_pid
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
