@@ -53,6 +53,8 @@ from tests.integration.whole_messages import (
 
 pytestmark = pytest.mark.asyncio
 
+LINES = "application/jsonlines"
+
 DRAWN = (30, 1000)
 """How many messages of each protocol are compared: in the fast suite, and in the slow one."""
 ODD = (300, 32_000)
@@ -256,9 +258,11 @@ def _check_readers(way: Way, wire: Any) -> None:
         assert message is not None
         first, last = [read_proto(body, message, is_first=each) for each in (True, False)]
         assert first == last, body
-    elif (wire.headers.get("content-type") or JSON).startswith(JSON) and body:
-        first, last = [read_json(body, is_first=each) for each in (True, False)]
-        assert first == last, body
+    elif (kind := wire.headers.get("content-type") or JSON).startswith(JSON) and body:
+        lines = body.split(b"\n") if kind.startswith(LINES) else [body]
+        for line in filter(bytes.strip, lines):
+            first, last = [read_json(line, is_first=each) for each in (True, False)]
+            assert first == last, body
 
 
 def _check_call(codec: Any, wire: Any, calls: list[Call[Any]]) -> None:
