@@ -92,6 +92,8 @@ async def is_balanced(gateway: MigratingGateway) -> None:
         _, page = await asyncio.to_thread(gateway.gateway.admin, "GET", "/metrics")
         found = mirror_kit.values(page)
         document = (await gateway.get())[1]["evidence"]
+        if document is None:  # before the first report of a new shadow process
+            return None
         is_over = mirror_kit.is_balanced(found) and document["in_flight"] == 0
         return (found, document) if is_over else None
 
