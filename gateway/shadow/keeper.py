@@ -10,14 +10,14 @@ import asyncio
 import itertools
 import socket
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
-from typing import Any, Final, Protocol
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, Final
 
 import structlog
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from gateway.api.extension import PartSetup
+from gateway.api.extension import PartSetup, Processes, ServingProcess
 from gateway.api.start_error import StartError, reason_of
 from gateway.app.processes.channel import PartDescriptors, WorkerSetup
 from gateway.app.processes.reply_watch import POLL_S, ReplyWatch
@@ -27,7 +27,6 @@ from gateway.app.run.worker_slot import WorkerSlot
 from gateway.concurrency.background import start_background
 from gateway.concurrency.timeouts import is_set_within
 from gateway.config.load import LoadedConfig
-from gateway.settings.config_view import ConfigView
 from gateway.shadow import names
 from gateway.shadow.packets import socket_pair
 from gateway.shadow.part import ShadowUser
@@ -48,29 +47,13 @@ _STOP_S: Final = 10.0
 _POLICY: Final = RestartPolicy(max_failures=None)
 
 
-class SharingProcess(Protocol):
-    """A process whose parts of extensions share objects: one that serves, or the leading one."""
-
-    @property
-    def config(self) -> ConfigView:
-        """The configuration at the start."""
-
-    @property
-    def count(self) -> int:
-        """The number of serving processes."""
-
-    @property
-    def shared(self) -> MutableMapping[str, Any]:
-        """What extensions share, by name."""
-
-
-def existing_keeper(process: SharingProcess) -> ShadowKeeper | None:
+def existing_keeper(process: ServingProcess | Processes) -> ShadowKeeper | None:
     """Return the keeper that extensions share in a process; None if none needs it."""
     found: ShadowKeeper | None = process.shared.get(NAME)
     return found
 
 
-def keeper_of(process: SharingProcess) -> ShadowKeeper:
+def keeper_of(process: ServingProcess | Processes) -> ShadowKeeper:
     """Return the keeper that extensions share in a process, and make it for the first of them."""
     found = existing_keeper(process)
     if found is None:

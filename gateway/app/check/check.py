@@ -112,7 +112,7 @@ def _findings(config: Config) -> Iterator[Finding]:
     yield from check_graphs(config)
     yield from check_workers(config)
     yield from check_model_control(config, ROLLING_LOAD, LOAD)
-    yield from check_tls(config)
+    yield from _check_tls(config)
 
 
 def _unsent_headers(at: KeyPath, upstream: UpstreamConfig) -> Iterator[Finding]:
@@ -396,7 +396,7 @@ def _has_form(url: Url, options: Any, call: Call[Any]) -> bool:
 _LISTENER_KEYS = ("client_certificates", "certificates")
 
 
-def check_tls(config: Config) -> Iterator[Finding]:
+def _check_tls(config: Config) -> Iterator[Finding]:
     """Yield the problems of `tls` of listeners, upstreams and the admin port."""
     for index, listener in enumerate(config.listeners):
         if listener.tls is not None:
