@@ -1,0 +1,1 @@
+"""`gateway certify`: does a server keep its protocol, and which clients work with it?"""
