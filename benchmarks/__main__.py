@@ -40,7 +40,7 @@ from benchmarks.progress import say
 from benchmarks.rounds import Row, Settings
 from benchmarks.store import Store, load
 from benchmarks.systems import Absent
-from gateway.telemetry import logs
+from gateway.telemetry.log import logs
 
 _HERE = Path(__file__).parent
 _RESULTS = _HERE / "results.json"

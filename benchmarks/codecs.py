@@ -22,10 +22,10 @@ from benchmarks.messages import HUGE, Case, grpc_request, huge, image, json_requ
 from benchmarks.peers import flatbuffers_read, flatbuffers_write
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import ModelRef
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError
 from gateway.ir.limits import MessageLimits
-from gateway.ir.tensor import raw_tensor
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import raw_tensor
 from gateway.registry import PROTOCOLS, protocol
 from gateway.schema.open_inference_pb2 import ModelInferRequest
 from gateway.wire.grpc import GrpcRequest

@@ -1,7 +1,7 @@
 """The gain of compiling the hot modules with mypyc: both builds in turn, in copies.
 
     python -m benchmarks.compiled            # all of MODULES; compiling takes minutes
-    python -m benchmarks.compiled gateway/wire/metadata.py --only json-grpc --rounds 1
+    python -m benchmarks.compiled gateway/wire/heads/metadata.py --only json-grpc --rounds 1
 
 NOTES.md has the results, and why the gateway is not compiled. It needs a C compiler. Each round
 runs `stages` once for each build, in a process of its own. It compares the whole of a small request
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import stages
-from gateway.telemetry import logs
+from gateway.telemetry.log import logs
 
 _ROOT = Path(__file__).parent.parent
 

@@ -7,8 +7,8 @@ import time
 
 from gateway.backends.examples import Arrays
 from gateway.backends.python import declares
-from gateway.ir.datatypes import Datatype
 from gateway.ir.metadata import TensorMetadata
+from gateway.ir.tensors.datatypes import Datatype
 
 CALL_S = 0.002
 ROW_S = 0.00005

@@ -21,7 +21,7 @@ time.monotonic = itertools.count(1e3, 2e-6).__next__  # before the gateway is im
 from benchmarks.counts import CannotCountError, all_ways  # noqa: E402
 from benchmarks.stages import RELOAD, START, Bench, run  # noqa: E402
 from benchmarks.wires import MemoryLoop  # noqa: E402
-from gateway.telemetry import logs  # noqa: E402
+from gateway.telemetry.log import logs  # noqa: E402
 
 _WARM_UP = 160
 _QUIET = {"telemetry": {"log": {"calls_per_second": 0}}}

@@ -17,9 +17,9 @@ from benchmarks.messages import Arrays, Case, Message, signature
 from benchmarks.peers import fb
 from gateway.ir.calls import InferResponse
 from gateway.ir.context import ModelRef
-from gateway.ir.datatypes import Datatype, datatype_of
 from gateway.ir.limits import DEFAULT_LIMITS
-from gateway.ir.tensor import Tensor, raw_tensor
+from gateway.ir.tensors.datatypes import Datatype, datatype_of
+from gateway.ir.tensors.tensor import Tensor, raw_tensor
 from gateway.protocols.graphpipe.flatbuffer_reader import FlatbufferMessage
 from gateway.protocols.graphpipe.messages import open_request, read_infer_request
 from gateway.protocols.graphpipe.translate import encode_infer_reply

@@ -31,7 +31,7 @@ from gateway.frontend.frontend import Frontend
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import Context, ModelRef
 from gateway.ir.limits import MessageLimits
-from gateway.ir.tensor import array_tensor, as_numpy
+from gateway.ir.tensors.tensor import array_tensor, as_numpy
 from gateway.policies.batch.merge import SHARED_NEEDS
 from gateway.registry import protocol
 from gateway.wire.http import Headers, HttpRequest, HttpResponse

@@ -27,8 +27,8 @@ from gateway.app.run.process import freeze_startup_objects
 from gateway.config.load import load_text
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import Context, ModelRef
-from gateway.ir.datatypes import Datatype
-from gateway.ir.tensor import Tensor, array_tensor, raw_tensor
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import Tensor, array_tensor, raw_tensor
 from gateway.migration.captures.capture import Capture
 from gateway.migration.captures.recorder import CaptureRecorder
 from gateway.migration.captures.sampling import CaptureOptions, CaptureSampler

@@ -22,7 +22,7 @@ from benchmarks.rates import Row
 from gateway.config.load import load_text
 from gateway.ir.calls import Call, InferRequest, InferResponse
 from gateway.ir.context import Context, ModelRef
-from gateway.ir.tensor import Tensor, array_tensor
+from gateway.ir.tensors.tensor import Tensor, array_tensor
 from gateway.migration.mirror.mirror import Mirror
 from gateway.migration.targets import live_migrations
 from gateway.shadow.records.privacy import Privacy

@@ -32,7 +32,7 @@ from gateway.app.build.upstreams import Connected, connect
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import Context, ModelRef, Need
 from gateway.ir.errors import GatewayError
-from gateway.ir.tensor import Tensor, array_tensor
+from gateway.ir.tensors.tensor import Tensor, array_tensor
 from gateway.policies.complete.policy import Complete
 from gateway.service import Service
 from gateway.settings.units import parse_url

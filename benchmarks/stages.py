@@ -45,8 +45,8 @@ from gateway.frontend.frontend import Frontend
 from gateway.ir.limits import MessageLimits
 from gateway.registry import protocol
 from gateway.wire.grpc import GrpcRequest, GrpcResponse
+from gateway.wire.heads.request_id import attach_grpc_request_id, attach_http_request_id
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
-from gateway.wire.request_id import attach_grpc_request_id, attach_http_request_id
 
 T = TypeVar("T")
 

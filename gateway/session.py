@@ -35,7 +35,7 @@ from functools import partial
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from gateway.concurrency.limiter import WAITED_S
-from gateway.ir.streams import HeldReply
+from gateway.ir.bodies.streams import HeldReply
 
 A = TypeVar("A")
 

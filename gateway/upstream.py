@@ -17,6 +17,8 @@ from gateway.api.protocol import Codec, CutThroughCodec, FramingCodec
 from gateway.concurrency.limiter import QUEUE_TIMEOUT_US, queue_timeout_us
 from gateway.concurrency.offload import ON_LOOP, off_loop, run_bounded
 from gateway.ir import errors
+from gateway.ir.bodies.streamed_inputs import streaming_body_of, with_buffered_body
+from gateway.ir.bodies.streams import close_stream, only_reply
 from gateway.ir.bounded_dict import BoundedDict
 from gateway.ir.calls import (
     Call,
@@ -30,16 +32,14 @@ from gateway.ir.calls import (
 from gateway.ir.context import ModelRef
 from gateway.ir.metadata import ModelMetadata
 from gateway.ir.redaction import brief_error, redact, redacted_error
-from gateway.ir.streamed_inputs import streaming_body_of, with_buffered_body
-from gateway.ir.streams import close_stream, only_reply
 from gateway.ir.unread import failure_of
 from gateway.ir.work import BOUND, LongWork
 from gateway.service import ReplyCoroutine, Service, bound_call
-from gateway.telemetry.call_log import OK, code_of
 from gateway.telemetry.call_path import CALL_PATH, CallPath, current_path
-from gateway.telemetry.error_texts import error_text
+from gateway.telemetry.log.call_log import OK, code_of
+from gateway.telemetry.log.error_texts import error_text
 from gateway.telemetry.upstream_metrics import EndpointAttempts
-from gateway.wire.metadata import retry_after_s
+from gateway.wire.heads.metadata import retry_after_s
 
 log = structlog.get_logger(__name__)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 STARTS = (
     *("aiohttp", "cramjam", "grpc", "httptools", "msgspec", "numpy", "orjson", "simdjson"),
     *("uvloop", "yaml", "gateway.app.run.run", "gateway.cli.commands", "gateway.cli.configuration"),
-    *("gateway.cli.health", "gateway.cli.run", "gateway.cli.serve"),
+    *("gateway.cli.calling.health", "gateway.cli.serving.run", "gateway.cli.serving.serve"),
 )
 _PRINT = (
     "import sys\nfor each in list(sys.modules.values()): print(getattr(each, '__file__', None))"

@@ -26,15 +26,16 @@ from gateway.concurrency.limiter import Limiter
 from gateway.concurrency.timeouts import TimerWheel
 from gateway.concurrency.waiters import Share
 from gateway.frontend import frontend
-from gateway.ir import calls, tensor, validation
+from gateway.ir import calls
 from gateway.ir.calls import Call, InferRequest, InferResponse, ModelReadyRequest
 from gateway.ir.context import CallSequence, Client, Context, ModelRef, Need, Origin
-from gateway.ir.data import ArrayData, ItemsData, RawData, SharedMemoryData, TensorData
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
 from gateway.ir.metadata import TensorMetadata
-from gateway.ir.tensor import RequestedOutput, Tensor
+from gateway.ir.tensors import tensor, validation
+from gateway.ir.tensors.data import ArrayData, ItemsData, RawData, SharedMemoryData, TensorData
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import RequestedOutput, Tensor
 from gateway.policies import forward_headers
 from gateway.policies.complete import policy as complete
 from gateway.policies.complete import untyped
@@ -90,24 +91,21 @@ from gateway.transports.http2.states import CLOSED, HALF_CLOSED_REMOTE, OPEN
 from gateway.transports.http2.streams import Http2Stream, Http2StreamWriter
 from gateway.transports.memory_budget import MemoryBudget
 from gateway.transports.reservation import Reservation
-from gateway.wire import (
-    few_rows,
-    http,
-    message_cache,
-    metadata,
-    regular_lists,
-    row_templates,
-    row_values,
-    rows,
-    tensor_protos,
-)
-from gateway.wire import fields as header_fields
+from gateway.wire import http, message_cache
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus
+from gateway.wire.heads import fields as header_fields
+from gateway.wire.heads import metadata
 from gateway.wire.http import ExtendedHeaders, Headers, HttpRequest, HttpResponse
 from gateway.wire.message_cache import MaskedMessageCache
-from gateway.wire.protobuf import FieldCounter, WireError
-from gateway.wire.row_templates import RowTemplates
-from gateway.wire.rows import read_rows_document
+from gateway.wire.protobuf import tensor_protos
+from gateway.wire.protobuf.wire_format import FieldCounter, WireError
+from gateway.wire.rows import read as rows
+from gateway.wire.rows import regular_lists
+from gateway.wire.rows import templates as row_templates
+from gateway.wire.rows import write as row_values
+from gateway.wire.rows import write_few as few_rows
+from gateway.wire.rows.read import read_rows_document
+from gateway.wire.rows.templates import RowTemplates
 from tests.http_client_parts import CLIENT_CALLERS, CLIENT_CLASSES, CLIENT_PARTS
 
 Part = Callable[[Random], tuple[Any, ...]]

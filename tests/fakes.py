@@ -10,10 +10,10 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any, TypeVar, cast
 
 from gateway.api.protocol import Codec
+from gateway.ir.bodies.streaming_body import BodySink
 from gateway.ir.calls import Call, InferResponse
 from gateway.ir.context import Need
 from gateway.ir.errors import GatewayError, Unavailable
-from gateway.ir.streaming_body import BodySink
 from gateway.transports.http2.streams import Http2Stream
 
 R = TypeVar("R")

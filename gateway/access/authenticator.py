@@ -25,7 +25,7 @@ from gateway.ir.errors import GatewayError, Unauthenticated
 from gateway.ir.identity import ANONYMOUS, Identity
 from gateway.ir.limits import is_blank, names_in
 from gateway.ir.texts import visible
-from gateway.wire.fields import texts_among
+from gateway.wire.heads.fields import texts_among
 from gateway.wire.http import Headers
 
 Mode = Literal["required", "optional", "off"]

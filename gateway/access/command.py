@@ -28,7 +28,7 @@ from gateway.access.key_file import (
     time_text,
 )
 from gateway.cli.admin import AdminAddress, AdminError, admin_of, ask_status, asks_admin
-from gateway.cli.liveness import DEFAULT_ADMIN
+from gateway.cli.calling.liveness import DEFAULT_ADMIN
 from gateway.cli.output import (
     WRONG_USAGE,
     OutputFormat,

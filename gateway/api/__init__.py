@@ -54,7 +54,7 @@ from gateway.service import Service
 from gateway.settings.config_view import ConfigView, Finding
 from gateway.settings.setting import Setting
 from gateway.telemetry.names import Metric, MetricCell
-from gateway.wire.path_claims import ClaimKind, Passing, PathClaim
+from gateway.wire.heads.path_claims import ClaimKind, Passing, PathClaim
 
 API_VERSION: Final = "1.1"
 

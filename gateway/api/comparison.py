@@ -4,7 +4,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from gateway.ir.tensor import Tensor
+from gateway.ir.tensors.tensor import Tensor
 
 
 class RuleResult(Struct, frozen=True):

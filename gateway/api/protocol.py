@@ -39,9 +39,9 @@ from gateway.ir.limits import MessageLimits
 from gateway.ir.metadata import ServerMetadata
 from gateway.wire.errors import refuses_caller
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, MethodKind
+from gateway.wire.heads.path_claims import PathClaim
 from gateway.wire.http import HttpRequest, HttpResponse
-from gateway.wire.path_claims import PathClaim
-from gateway.wire.protobuf import WireError
+from gateway.wire.protobuf.wire_format import WireError
 from gateway.wire.stream import Frame, Framer
 
 R = TypeVar("R")

@@ -6,14 +6,14 @@ from typing import Any, Protocol
 
 from msgspec import Struct, field
 
+from gateway.ir.bodies.streams import close_stream
+from gateway.ir.bodies.teed_body import TeedBody
 from gateway.ir.calls import Call, InferRequest, InferResponse, OpaqueCall
 from gateway.ir.errors import ErrorCode, GatewayError
-from gateway.ir.streams import close_stream
-from gateway.ir.teed_body import TeedBody
 from gateway.ir.unread import is_refusal
 from gateway.service import Service
 from gateway.telemetry.call_path import CallPath
-from gateway.telemetry.error_texts import error_text
+from gateway.telemetry.log.error_texts import error_text
 
 
 class CountCall(Protocol):

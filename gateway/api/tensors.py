@@ -16,7 +16,6 @@ from gateway.ir.calls import (
     inference_of,
 )
 from gateway.ir.context import CallSequence, Context, ModelRef, Need
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import (
     AccessDenied,
     Cancelled,
@@ -45,7 +44,8 @@ from gateway.ir.errors import (
 )
 from gateway.ir.limits import MessageLimits
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
-from gateway.ir.tensor import (
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import (
     RequestedOutput,
     Tensor,
     array_tensor,

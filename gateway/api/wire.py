@@ -12,10 +12,10 @@ from gateway.wire.errors import (
     http_status_of,
 )
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
+from gateway.wire.heads.metadata import grpc_context, grpc_metadata, http_context, http_headers
 from gateway.wire.http import Buffer, Headers, HttpRequest, HttpResponse
-from gateway.wire.messages import FieldKind, MessageDescriptor, MessageField
-from gateway.wire.metadata import grpc_context, grpc_metadata, http_context, http_headers
-from gateway.wire.protobuf import WireError
+from gateway.wire.protobuf.messages import FieldKind, MessageDescriptor, MessageField
+from gateway.wire.protobuf.wire_format import WireError
 from gateway.wire.stream import Frame, Framer
 
 __all__ = [

@@ -38,7 +38,7 @@ from gateway.policies.limits.adaptive.layer import ADAPTIVE_LAYER
 from gateway.policies.shared_memory.layer import SHARED_MEMORY_LAYER
 from gateway.registry import extension_layers, layers
 from gateway.routing.balance import READINESS, STICKY_BY
-from gateway.routing.endpoint_keys import ENDPOINT_KEYS, check_hash_keys
+from gateway.routing.balancing.endpoint_keys import ENDPOINT_KEYS, check_hash_keys
 from gateway.routing.rolling.settings import MODEL_CALLS_LAYER, ROLLING_LOAD_LAYER
 from gateway.service import Service, bound_call, bound_inference
 

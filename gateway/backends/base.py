@@ -19,6 +19,7 @@ from gateway.backends.instance_pool import InstancePool
 from gateway.backends.validation import Signature
 from gateway.concurrency.offload import off_loop, run_bounded, run_bounded_on_loop
 from gateway.ir import errors
+from gateway.ir.bodies.streams import NotifyingStream, close_stream, only_reply
 from gateway.ir.calls import (
     InferRequest,
     InferResponse,
@@ -28,7 +29,6 @@ from gateway.ir.calls import (
 )
 from gateway.ir.context import ModelRef
 from gateway.ir.metadata import ModelMetadata
-from gateway.ir.streams import NotifyingStream, close_stream, only_reply
 from gateway.ir.work import LongWork
 from gateway.service import Dispatch
 from gateway.telemetry.call_path import record_model_time, record_queue_time

@@ -15,9 +15,9 @@ import numpy.typing as npt
 
 from gateway.backends.base import Job
 from gateway.backends.python import declares
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest
 from gateway.ir.metadata import TensorMetadata
+from gateway.ir.tensors.datatypes import Datatype
 
 Arrays = dict[str, npt.NDArray[Any]]
 

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gateway.backends.base import Backend, LoadError
-from gateway.ir.datatypes import Datatype
 from gateway.ir.metadata import TensorMetadata
+from gateway.ir.tensors.datatypes import Datatype
 
 
 class FileBackend(Backend):

@@ -18,9 +18,9 @@ from gateway.api.backend import Arrays
 from gateway.backends.base import Inputs, Job
 from gateway.backends.model_files import FileBackend, one_line, zeros
 from gateway.backends.onnx_files import MalformedModel, check_external_files
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
+from gateway.ir.tensors.datatypes import Datatype
 
 log = structlog.get_logger(__name__)
 

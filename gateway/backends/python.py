@@ -18,8 +18,8 @@ from gateway.api.backend import Arrays
 from gateway.api.model_spec import ModelSpec
 from gateway.backends.base import Backend, Inputs, Job, LoadError
 from gateway.backends.versions import Versions
+from gateway.ir.bodies.streams import close_stream
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
-from gateway.ir.streams import close_stream
 from gateway.telemetry.faults import FAULTS
 
 _END = object()

@@ -13,12 +13,12 @@ from gateway.accelerator import accelerated
 from gateway.api.backend import Arrays
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import NO_PARAMETERS
-from gateway.ir.data import ArrayData
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidTensor, UpstreamError
 from gateway.ir.metadata import ModelMetadata
-from gateway.ir.tensor import Shape, Tensor, array_tensor, as_numpy
-from gateway.ir.validation import RequestValidator, quote_names, shape_matches
+from gateway.ir.tensors.data import ArrayData
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import Shape, Tensor, array_tensor, as_numpy
+from gateway.ir.tensors.validation import RequestValidator, quote_names, shape_matches
 
 Expected = tuple[Datatype | None, "np.dtype[Any] | None", Shape | None]
 """The datatype, the dtype and the shape that an output is to have."""

@@ -33,7 +33,7 @@ def _run() -> None:
         sys.stdout.write(f"gateway {__version__} ({BUILD})\n")
         return
     if sys.argv[1:3] == ["health", "--live"]:
-        from gateway.cli.liveness import live_address, run_live  # noqa: PLC0415  # only for probes
+        from gateway.cli.calling.liveness import live_address, run_live  # noqa: PLC0415  # only for probes
 
         address = live_address(sys.argv[1:])
         if address is not None:

@@ -13,8 +13,8 @@ from typing import Annotated, Any, Self, TypeVar
 
 import typer
 
+from gateway.cli.calling.liveness import DEFAULT_ADMIN, HTTPS, TOKEN_VARIABLE, UNIX, unix_connection
 from gateway.cli.flag_groups import flag, with_flags
-from gateway.cli.liveness import DEFAULT_ADMIN, HTTPS, TOKEN_VARIABLE, UNIX, unix_connection
 from gateway.cli.output import WRONG_USAGE, fail, print_json, print_note
 from gateway.config.admin import AdminConfig
 from gateway.settings.units import Address

@@ -18,15 +18,15 @@ from gateway.accelerator import BUILD
 
 COMMANDS: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "serve": "gateway.cli.serve:serve",
+        "serve": "gateway.cli.serving.serve:serve",
         "demo": "gateway.cli.demo.command:demo",
         "init": "gateway.cli.init:init",
         "validate": "gateway.cli.configuration:validate",
         "explain": "gateway.cli.configuration:explain",
         "schema": "gateway.cli.schema:schema",
-        "infer": "gateway.cli.client:infer",
-        "models": "gateway.cli.client:models",
-        "health": "gateway.cli.health:health",
+        "infer": "gateway.cli.calling.client:infer",
+        "models": "gateway.cli.calling.client:models",
+        "health": "gateway.cli.calling.health:health",
         "status": "gateway.cli.status:status",
         "top": "gateway.cli.top:top",
         "reload": "gateway.cli.admin:reload",

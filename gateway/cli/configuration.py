@@ -33,7 +33,7 @@ from gateway.cli.output import (
     print_note,
     print_text,
 )
-from gateway.cli.sidecar import load_mapping
+from gateway.cli.serving.sidecar import load_mapping
 from gateway.config.load import ConfigError, LoadedConfig, is_secret_text, load_file
 from gateway.config.yaml_tree import Problem
 from gateway.policies.access.operations import INFERENCE, OPERATIONS

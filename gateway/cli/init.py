@@ -6,11 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
-from gateway.cli.client import run_client
+from gateway.cli.calling.client import run_client
 from gateway.cli.configuration import load_checked_mapping
 from gateway.cli.output import FAILED, WRONG_USAGE, fail, print_note, print_text
-from gateway.cli.serve import AdminOption, GrpcOption, HttpOption
-from gateway.cli.sidecar import (
+from gateway.cli.serving.serve import AdminOption, GrpcOption, HttpOption
+from gateway.cli.serving.sidecar import (
     DEFAULT_GRPC,
     DEFAULT_HTTP,
     admin_config,

@@ -1,4 +1,4 @@
-# Steps of most calls: concurrency/timeouts.py, telemetry/upstream_metrics.py, ir/validation.py, backends/validation.py.
+# Steps of most calls: concurrency/timeouts.py, telemetry/upstream_metrics.py, ir/tensors/validation.py, backends/validation.py.
 
 
 cdef class _TimeoutFields:
@@ -128,11 +128,11 @@ cdef class _ModelFields:
         from numpy import ndarray
 
         from gateway.ir.context import NO_PARAMETERS
-        from gateway.ir.data import ArrayData, RawData
-        from gateway.ir.datatypes import Datatype
+        from gateway.ir.tensors.data import ArrayData, RawData
+        from gateway.ir.tensors.datatypes import Datatype
         from gateway.ir.metadata import TensorMetadata
-        from gateway.ir.tensor import Tensor
-        from gateway.ir.validation import shape_matches
+        from gateway.ir.tensors.tensor import Tensor
+        from gateway.ir.tensors.validation import shape_matches
 
         self._tensor, self._declared, self._array_data = Tensor, TensorMetadata, ArrayData
         self._array, self._no_parameters, self._matches = ndarray, NO_PARAMETERS, shape_matches
@@ -155,7 +155,7 @@ cdef inline _ModelFields _of_models():
 
 
 def are_declared(tensors, declared):
-    """See `gateway.ir.validation.are_declared`."""
+    """See `gateway.ir.tensors.validation.are_declared`."""
     cdef _ModelFields at = _of_models()
     cdef Py_ssize_t index
     if type(tensors) is not tuple or type(declared) is not tuple:
@@ -194,7 +194,7 @@ def plain_outputs(dict expected not None, arrays, names):
 
 
 def raw_array(tensor):
-    """See `gateway.ir.tensor.raw_array`."""
+    """See `gateway.ir.tensors.tensor.raw_array`."""
     cdef _ModelFields at = _of_models()
     if type(tensor) is not at._tensor:
         return None

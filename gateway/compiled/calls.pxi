@@ -90,7 +90,7 @@ cdef class _InferenceFields:
     def __cinit__(self):
         from gateway.ir.calls import InferRequest
         from gateway.ir.context import Context, Origin
-        from gateway.ir.tensor import Tensor
+        from gateway.ir.tensors.tensor import Tensor
 
         self._call, self._context, self._tensor = InferRequest, Context, Tensor
         self._context_at = _offset(InferRequest, "context")

@@ -16,8 +16,8 @@ cdef class _Datatypes:
     cdef Py_ssize_t _sizes[_MOST_DATATYPES]  # of one element; 0 for BYTES
 
     def __cinit__(self):
-        from gateway.ir.datatypes import Datatype
-        from gateway.ir.number_lists import CODES
+        from gateway.ir.tensors.datatypes import Datatype
+        from gateway.ir.values.number_lists import CODES
 
         cdef int index
         cdef bytes name

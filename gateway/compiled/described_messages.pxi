@@ -1,4 +1,4 @@
-# Messages that have a description, read by a table of their fields: wire/messages.py.
+# Messages that have a description, read by a table of their fields: wire/protobuf/messages.py.
 
 cdef enum:
     _MOST_NUMBERS = 32
@@ -262,7 +262,7 @@ cdef int _put_element(dict elements, _TableField* field, _Occurrence* found, vie
 
 
 def described_reader(descriptor):
-    """See `gateway.wire.messages.described_reader`."""
+    """See `gateway.wire.protobuf.messages.described_reader`."""
     python = _python_version("described_reader")(descriptor)
     numbers = [each.number for each in descriptor.fields]
     if max(numbers) >= _MOST_NUMBERS or len(numbers) > _MOST_SLOTS:

@@ -116,13 +116,13 @@ cdef dict _keys = {}
 
 
 def metadata_with_id(tuple pairs not None, str request_id not None):
-    """See `gateway.wire.metadata.metadata_with_id`."""
+    """See `gateway.wire.heads.metadata.metadata_with_id`."""
     global _is_key
     cdef list metadata = []
     cdef bint has_id = False
     cdef tuple pair
     if _is_key is None:
-        from gateway.wire.metadata import is_key
+        from gateway.wire.heads.metadata import is_key
 
         _is_key = is_key
     for each in pairs:
@@ -141,14 +141,14 @@ cdef dict _headers = {}
 
 
 def headers_with_id(tuple pairs not None, str request_id not None, str without not None):
-    """See `gateway.wire.metadata.headers_with_id`."""
+    """See `gateway.wire.heads.metadata.headers_with_id`."""
     global _is_header
     cdef list kept = None
     cdef Py_ssize_t index = 0
     cdef bint has_id = False
     cdef tuple pair
     if _is_header is None:
-        from gateway.wire.metadata import is_header
+        from gateway.wire.heads.metadata import is_header
 
         _is_header = is_header
     for each in pairs:
@@ -222,7 +222,7 @@ cdef inline _HeadersFields _of_headers():
 
 
 def extended_headers(base, tuple pairs not None, str request_id not None):
-    """See `gateway.wire.metadata.extended_headers`."""
+    """See `gateway.wire.heads.metadata.extended_headers`."""
     cdef _HeadersFields of = _of_headers()
     if type(base) is not of._headers:
         return _python_version("extended_headers")(base, pairs, request_id)
@@ -366,7 +366,7 @@ cdef inline bint _may_be(str name, uint64_t lengths) noexcept:
 
 
 def texts_among(pairs not None, names not None):
-    """See `gateway.wire.fields.texts_among`."""
+    """See `gateway.wire.heads.fields.texts_among`."""
     if type(pairs) is not tuple or type(names) is not frozenset:
         return _python_version("texts_among")(pairs, names)
     cdef uint64_t lengths = _lengths_of(names)
@@ -380,7 +380,7 @@ def texts_among(pairs not None, names not None):
 
 
 def pairs_without(tuple pairs not None, names not None):
-    """See `gateway.wire.fields.pairs_without`."""
+    """See `gateway.wire.heads.fields.pairs_without`."""
     if type(names) is not frozenset:
         return _python_version("pairs_without")(pairs, names)
     cdef uint64_t lengths = _lengths_of(names)
@@ -398,7 +398,7 @@ def pairs_without(tuple pairs not None, names not None):
 
 
 def texts_and_id(tuple metadata not None):
-    """See `gateway.wire.metadata.texts_and_id`."""
+    """See `gateway.wire.heads.metadata.texts_and_id`."""
     cdef str found = ""
     for pair in metadata:
         if len(pair) != 2 or type(pair[0]) is not str or type(pair[1]) is not str:
@@ -411,7 +411,7 @@ def texts_and_id(tuple metadata not None):
 
 
 cpdef object sender_metadata(headers):
-    """See `gateway.wire.metadata.sender_metadata`."""
+    """See `gateway.wire.heads.metadata.sender_metadata`."""
     cdef _HeadersFields of = _of_headers()
     cdef PyObject* place
     cdef str found

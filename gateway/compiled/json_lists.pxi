@@ -1,4 +1,4 @@
-# Lists of numbers in long texts of JSON: wire/regular_lists.py.
+# Lists of numbers in long texts of JSON: wire/rows/regular_lists.py.
 
 cdef extern from *:
     """
@@ -45,7 +45,7 @@ cdef enum:
 
 
 def has_regular_lists(text):
-    """See `gateway.wire.regular_lists.has_regular_lists`."""
+    """See `gateway.wire.rows.regular_lists.has_regular_lists`."""
     cdef Py_buffer raw
     PyObject_GetBuffer(text, &raw, PyBUF_SIMPLE)
     try:

@@ -261,8 +261,8 @@ cdef class _RequestReader:
 
     def __cinit__(self, limits, python):
         from gateway.ir.context import NO_PARAMETERS
-        from gateway.ir.data import RawData
-        from gateway.ir.tensor import RequestedOutput, Tensor
+        from gateway.ir.tensors.data import RawData
+        from gateway.ir.tensors.tensor import RequestedOutput, Tensor
         from gateway.protocols.oip.http import infer_request
         from gateway.protocols.oip.json.parse import SIMD_FROM_BYTES
         from gateway.protocols.oip.parameters import NO_REQUEST_PARAMETERS, RequestParameters

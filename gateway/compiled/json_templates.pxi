@@ -1,4 +1,4 @@
-# Messages of JSON by their templates: protocols/oip/json/templates.py, wire/row_templates.py.
+# Messages of JSON by their templates: protocols/oip/json/templates.py, wire/rows/templates.py.
 
 cdef enum:
     _TEMPLATE_TEXT = 1 << 13
@@ -98,8 +98,8 @@ cdef class _TemplateParser:
     cdef Py_ssize_t _most_bytes, _id_bytes
 
     def __cinit__(self, template_of, Py_ssize_t most_bytes, Py_ssize_t id_bytes, python):
-        from gateway.ir.data import RawData
-        from gateway.ir.tensor import Tensor
+        from gateway.ir.tensors.data import RawData
+        from gateway.ir.tensors.tensor import Tensor
 
         self._template_of, self._most_bytes, self._id_bytes = template_of, most_bytes, id_bytes
         self._python = python(template_of, most_bytes, id_bytes)
@@ -202,8 +202,8 @@ cdef class _RowParser:
 
     def __cinit__(self, template_of, Py_ssize_t most_bytes, Py_ssize_t most_elements, python):
         from gateway.ir.context import NO_PARAMETERS
-        from gateway.ir.data import UntypedData
-        from gateway.ir.tensor import Tensor
+        from gateway.ir.tensors.data import UntypedData
+        from gateway.ir.tensors.tensor import Tensor
 
         self._template_of, self._most_bytes, self._most_elements = template_of, most_bytes, most_elements
         self._python = python(template_of, most_bytes, most_elements)
@@ -365,6 +365,6 @@ cdef inline Text _number_end(Text at, Text end) noexcept:
 
 
 def row_parser(template_of, Py_ssize_t most_bytes, Py_ssize_t most_elements):
-    """See `gateway.wire.row_templates.row_parser`."""
+    """See `gateway.wire.rows.templates.row_parser`."""
     python = _python_version("row_parser")
     return _RowParser(template_of, most_bytes, most_elements, python).parse

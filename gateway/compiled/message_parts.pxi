@@ -60,8 +60,8 @@ cdef class _Parts:
     cdef list _found
 
     def __cinit__(self, model_part, tensor_part, *_others):
-        from gateway.ir.data import ArrayData, RawData
-        from gateway.ir.tensor import Tensor
+        from gateway.ir.tensors.data import ArrayData, RawData
+        from gateway.ir.tensors.tensor import Tensor
 
         self._model_part, self._tensor_part = model_part, tensor_part
         self._tensor, self._raw_data, self._array_data = Tensor, RawData, ArrayData

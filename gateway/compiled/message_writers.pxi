@@ -1,10 +1,10 @@
 # Messages of Open Inference from cached parts: protocols/oip/grpc/encode.py, http/infer_response.py, json/write.py.
-# Rows: wire/few_rows.py.
+# Rows: wire/rows/write_few.py.
 
 cdef enum:
     _MOST_TENSORS = 16
     _RESPONSE_BYTES = 1 << 14
-    _TAIL = 4096  # `TAIL_BYTES` of wire/protobuf.py
+    _TAIL = 4096  # `TAIL_BYTES` of wire/protobuf/wire_format.py
     _ID_BYTES = 127  # whose length is a varint of one byte
     _ID_KEY = 3 << 3 | 2
 
@@ -17,7 +17,7 @@ cdef class _MessageWriter(_Parts):
     cdef Py_ssize_t _output_name, _classes, _output_parameters, _shared
 
     def __cinit__(self, model_part, tensor_part, output_part, python):
-        from gateway.ir.tensor import RequestedOutput
+        from gateway.ir.tensors.tensor import RequestedOutput
 
         self._output_part = output_part
         self._python = python(model_part, tensor_part, output_part)
@@ -309,5 +309,5 @@ cdef char* _put_objects(char* end, list parts, Py_buffer* raws, Py_ssize_t rows)
 
 
 def row_writer(part_of):
-    """See `gateway.wire.few_rows.row_writer`."""
+    """See `gateway.wire.rows.write_few.row_writer`."""
     return _RowWriter(None, part_of, _python_version("row_writer")).write

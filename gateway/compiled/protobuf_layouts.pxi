@@ -60,8 +60,8 @@ cdef class _PlainReader:
     cdef Py_ssize_t _id_bytes
 
     def __cinit__(self, cached, Py_ssize_t id_bytes):
-        from gateway.ir.data import RawData
-        from gateway.ir.tensor import Tensor
+        from gateway.ir.tensors.data import RawData
+        from gateway.ir.tensors.tensor import Tensor
 
         self._cached, self._id_bytes = cached, id_bytes
         self._tensor, self._raw_data = Tensor, RawData

@@ -6,9 +6,9 @@ from itertools import repeat
 from time import monotonic
 from typing import Any, Final, Protocol, Self
 
+from gateway.ir.bodies.streamed_inputs import streaming_body_of
 from gateway.ir.calls import Call
 from gateway.ir.errors import DeadlineExceeded
-from gateway.ir.streamed_inputs import streaming_body_of
 
 STEP_S: Final = 0.005
 """A deadline on a `TimerWheel` expires up to this many seconds late, never early."""

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from gateway.settings.fields import LogFile, field_schema, text_parser
 from gateway.settings.model import Model
-from gateway.telemetry.access_log import check_format
+from gateway.telemetry.log.access_log import check_format
 
 LineFormat = Annotated[
     str,

@@ -15,10 +15,10 @@ from gateway.events.choice import ServingSink, count_of, privacy_of_all
 from gateway.events.definition import SinkDefinition
 from gateway.events.outbox import ChosenCall, EventOutbox
 from gateway.events.request_completion import RequestCompletion, needs_completion
+from gateway.ir.bodies.teed_body import TeeBudget, tee_body
 from gateway.ir.calls import Call, InferRequest, StreamInferRequest, inference_of
 from gateway.ir.context import Context
 from gateway.ir.errors import GatewayError
-from gateway.ir.teed_body import TeeBudget, tee_body
 from gateway.service import Service
 from gateway.shadow.draw import sequence_key
 from gateway.shadow.records.privacy import Privacy

@@ -5,8 +5,8 @@ from typing import TypeVar
 
 from gateway.ir.context import NO_CLIENT, Client
 from gateway.wire.grpc import GrpcRequest
+from gateway.wire.heads.metadata import text_metadata
 from gateway.wire.http import HttpRequest
-from gateway.wire.metadata import text_metadata
 
 Q = TypeVar("Q")
 A = TypeVar("A")

@@ -24,6 +24,8 @@ from gateway.frontend.carriers import (
     no_request_id,
     without_request_id,
 )
+from gateway.ir.bodies.stream_text import StreamText
+from gateway.ir.bodies.streams import HeldReply, close_stream
 from gateway.ir.calls import (
     Call,
     InferRequest,
@@ -49,10 +51,8 @@ from gateway.ir.errors import (
     Unsupported,
     VersionNotFound,
 )
-from gateway.ir.expected_inputs import UncheckedInputs, with_expected_inputs
 from gateway.ir.redaction import without_addresses
-from gateway.ir.stream_text import StreamText
-from gateway.ir.streams import HeldReply, close_stream
+from gateway.ir.tensors.expected_inputs import UncheckedInputs, with_expected_inputs
 from gateway.ir.unread import failure_of, path_of
 from gateway.ir.work import BOUND, LongWork, inflated
 from gateway.model_info.decoupled_models import DecoupledModels
@@ -65,8 +65,8 @@ from gateway.telemetry.upstream_metrics import ByteCounter
 from gateway.wire.decoupled import StreamsDecoupled
 from gateway.wire.errors import MethodNotAllowed
 from gateway.wire.frontend import ServerFrontend, SessionLimits
+from gateway.wire.heads.request_id import new_request_ids
 from gateway.wire.http import HttpRequest, wire_bytes
-from gateway.wire.request_id import new_request_ids
 
 Q = TypeVar("Q")
 A = TypeVar("A")

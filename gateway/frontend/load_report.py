@@ -19,7 +19,7 @@ from gateway.ir.errors import GatewayError
 from gateway.wire.frontend import ServerFrontend, SessionLimits
 from gateway.wire.grpc import GrpcResponse
 from gateway.wire.http import ExtendedHeaders, HttpResponse
-from gateway.wire.protobuf import I64, LEN, put_bytes, put_double, put_text, tag, varint
+from gateway.wire.protobuf.wire_format import I64, LEN, put_bytes, put_double, put_text, tag, varint
 
 Q = TypeVar("Q")
 A = TypeVar("A")

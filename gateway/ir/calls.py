@@ -26,7 +26,6 @@ from gateway.ir.context import (
     Origin,
     Parameters,
 )
-from gateway.ir.data import SharedMemoryData
 from gateway.ir.errors import GatewayError
 from gateway.ir.metadata import (
     ModelConfiguration,
@@ -37,9 +36,10 @@ from gateway.ir.metadata import (
     SharedRegion,
     Trend,
 )
-from gateway.ir.rows import IndependentRows
 from gateway.ir.statistics import ModelStatistics
-from gateway.ir.tensor import RequestedOutput, Tensor
+from gateway.ir.tensors.data import SharedMemoryData
+from gateway.ir.tensors.rows import IndependentRows
+from gateway.ir.tensors.tensor import RequestedOutput, Tensor
 from gateway.ir.text_tasks import TextTask
 
 R = TypeVar("R")

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, InvalidTensor, TooLarge
+from gateway.ir.tensors.datatypes import Datatype
 
 _MIB = 1 << 20
 # The largest array of 8-byte elements that numpy can address.

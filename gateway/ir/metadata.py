@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gateway.ir.datatypes import Datatype
 from gateway.ir.statistics import ModelStatistics
+from gateway.ir.tensors.datatypes import Datatype
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import structlog
 
 from gateway import registry
 from gateway.api.comparison import ComparisonRule, RuleResult
-from gateway.ir.tensor import Tensor
+from gateway.ir.tensors.tensor import Tensor
 from gateway.telemetry.faults import FAULTS
 
 log = structlog.get_logger(__name__)

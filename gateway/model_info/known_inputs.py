@@ -14,7 +14,7 @@ from gateway.concurrency.ttl_lookup import TtlLookup
 from gateway.ir.calls import ModelMetadataRequest
 from gateway.ir.context import Context, ModelRef
 from gateway.ir.errors import GatewayError
-from gateway.ir.expected_inputs import UncheckedInputs, find_mismatch
+from gateway.ir.tensors.expected_inputs import UncheckedInputs, find_mismatch
 from gateway.service import Service
 
 log = structlog.get_logger(__name__)

@@ -13,7 +13,7 @@ from gateway.ir.context import Context, ModelRef, Need
 from gateway.ir.errors import DeadlineExceeded, GatewayError
 from gateway.ir.metadata import ModelMetadata
 from gateway.service import Service
-from gateway.telemetry.error_texts import error_text
+from gateway.telemetry.log.error_texts import error_text
 
 log = structlog.get_logger(__name__)
 

@@ -16,8 +16,8 @@ from gateway.ir.context import Client
 from gateway.ir.errors import Cancelled, ErrorCode, GatewayError, InternalError
 from gateway.ir.identity import ANONYMOUS
 from gateway.settings.units import Url
-from gateway.telemetry.call_log import code_of
 from gateway.telemetry.call_path import CallPath
+from gateway.telemetry.log.call_log import code_of
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus
 from gateway.wire.http import HttpRequest, HttpResponse
 

@@ -20,8 +20,8 @@ from gateway.otlp.exporters import exporters, logger_provider, resource, tracer_
 from gateway.otlp.metrics import Collect, MetricsExport, interval_s
 from gateway.otlp.spans import CallSpans, TracedPath, record_with_trace
 from gateway.policies.observe import Recorder
-from gateway.telemetry import logs
 from gateway.telemetry.call_path import CallPath
+from gateway.telemetry.log import logs
 
 _SCOPE: Final = "tensor_gateway"
 _FLUSH_S: Final = 3.0

@@ -30,6 +30,7 @@ from opentelemetry.trace import (
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from gateway.api.protocol import Codec
+from gateway.ir.bodies.streams import on_stream_end
 from gateway.ir.calls import (
     Call,
     InferRequest,
@@ -40,7 +41,6 @@ from gateway.ir.calls import (
 )
 from gateway.ir.context import Metadata
 from gateway.ir.errors import GatewayError
-from gateway.ir.streams import on_stream_end
 from gateway.otlp.attributes import (
     CLIENT_FAULTS,
     Attributes,
@@ -58,9 +58,9 @@ from gateway.policies.batch.policy import Batch
 from gateway.policies.observe import Recorder
 from gateway.service import ReplyCoroutine, Service
 from gateway.settings.units import Url
-from gateway.telemetry.call_log import CallRecord, code_of
 from gateway.telemetry.call_path import CALL_PATH, CallPath
-from gateway.telemetry.error_texts import error_text
+from gateway.telemetry.log.call_log import CallRecord, code_of
+from gateway.telemetry.log.error_texts import error_text
 
 R = TypeVar("R")
 C = TypeVar("C", bound=Call[Any])

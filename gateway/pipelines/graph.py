@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gateway.ir.context import ModelRef
-from gateway.ir.tensor import RequestedOutput
+from gateway.ir.tensors.tensor import RequestedOutput
 
 REQUEST = "request"
 

@@ -21,16 +21,16 @@ from gateway.ir.calls import (
     StreamInferRequest,
 )
 from gateway.ir.context import Context, ModelRef, Need
-from gateway.ir.data import ArrayData
 from gateway.ir.metadata import ModelMetadata
-from gateway.ir.tensor import Tensor
-from gateway.ir.validation import quote_names
+from gateway.ir.tensors.data import ArrayData
+from gateway.ir.tensors.tensor import Tensor
+from gateway.ir.tensors.validation import quote_names
 from gateway.pipelines.errors import STALE_METADATA_CODES, failure, mismatch
 from gateway.pipelines.graph import REQUEST, Graph, Source, Step
 from gateway.pipelines.signature import MismatchError
 from gateway.pipelines.signature_cache import SignatureCache
 from gateway.service import Dispatch, Service
-from gateway.telemetry.error_texts import error_text
+from gateway.telemetry.log.error_texts import error_text
 
 log = structlog.get_logger(__name__)
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping
 
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
-from gateway.ir.tensor import Shape
-from gateway.ir.validation import quote_names
+from gateway.ir.tensors.tensor import Shape
+from gateway.ir.tensors.validation import quote_names
 from gateway.pipelines.graph import REQUEST, Graph, Source, Step
 
 PLATFORM = "pipeline"

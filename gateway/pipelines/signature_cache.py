@@ -11,7 +11,7 @@ from gateway.ir.calls import ModelMetadataRequest
 from gateway.ir.context import Context, ModelRef, Need
 from gateway.ir.errors import GatewayError
 from gateway.ir.metadata import ModelMetadata
-from gateway.ir.validation import RequestValidator
+from gateway.ir.tensors.validation import RequestValidator
 from gateway.pipelines.errors import failure, mismatch
 from gateway.pipelines.graph import Graph, Step
 from gateway.pipelines.signature import (
@@ -21,7 +21,7 @@ from gateway.pipelines.signature import (
     untyped_signature,
 )
 from gateway.service import Service
-from gateway.telemetry.error_texts import error_text
+from gateway.telemetry.log.error_texts import error_text
 
 log = structlog.get_logger(__name__)
 

@@ -2,8 +2,8 @@
 
 from typing import TypeVar
 
+from gateway.ir.bodies.streamed_inputs import streaming_body_of, with_buffered_body
 from gateway.ir.calls import Call, InferRequest
-from gateway.ir.streamed_inputs import streaming_body_of, with_buffered_body
 from gateway.service import ReplyCoroutine, Service
 
 R = TypeVar("R")

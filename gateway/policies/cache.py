@@ -20,7 +20,8 @@ from typing import Any, Final, Literal, Protocol, TypeVar, cast
 
 from gateway.api.layer import Entries, Layer, LayerContext
 from gateway.ir.calls import MODEL_CONTROL_CALLS, Call, InferRequest, InferResponse
-from gateway.ir.data import (
+from gateway.ir.errors import Cancelled, DeadlineExceeded, GatewayError
+from gateway.ir.tensors.data import (
     ItemsData,
     JsonItemsData,
     RawData,
@@ -28,9 +29,8 @@ from gateway.ir.data import (
     SlicedData,
     UntypedData,
 )
-from gateway.ir.datatypes import Datatype
-from gateway.ir.errors import Cancelled, DeadlineExceeded, GatewayError
-from gateway.ir.tensor import Tensor, as_raw
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import Tensor, as_raw
 from gateway.policies.access.apart import Apart, apart_by
 from gateway.policies.batch.merge import (
     SHARED_NEEDS,

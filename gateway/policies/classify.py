@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gateway.concurrency.offload import run_bounded
+from gateway.ir.bodies.streams import MappedStream
 from gateway.ir.calls import (
     MODEL_CONTROL_CALLS,
     Call,
@@ -19,12 +20,11 @@ from gateway.ir.calls import (
     StreamInferRequest,
 )
 from gateway.ir.context import Context, ModelRef, Need
-from gateway.ir.data import ItemsData
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, TooLarge, Unsupported, UpstreamProtocolError
 from gateway.ir.metadata import ModelMetadata
-from gateway.ir.streams import MappedStream
-from gateway.ir.tensor import RequestedOutput, Tensor, as_raw
+from gateway.ir.tensors.data import ItemsData
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import RequestedOutput, Tensor, as_raw
 from gateway.ir.work import charge
 from gateway.model_info.metadata_cache import MetadataCache
 from gateway.service import ReplyCoroutine, Service

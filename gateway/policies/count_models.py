@@ -6,13 +6,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, TypeVar
 
+from gateway.ir.bodies.streams import on_stream_end
 from gateway.ir.calls import Call, InferRequest, InferResponse, StreamInferRequest
 from gateway.ir.context import ModelRef, with_version
 from gateway.ir.errors import ErrorCode, GatewayError
-from gateway.ir.streams import on_stream_end
 from gateway.service import ReplyCoroutine, Service
 from gateway.telemetry.call_path import CallPath, current_path
-from gateway.telemetry.model_counts import ModelCounts
+from gateway.telemetry.usage.model_counts import ModelCounts
 
 R = TypeVar("R")
 

@@ -10,9 +10,9 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from gateway.ir.calls import Call, InferRequest, InferResponse
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import UpstreamProtocolError
-from gateway.ir.tensor import Tensor, array_tensor, as_items, as_numpy, items_tensor
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import Tensor, array_tensor, as_items, as_numpy, items_tensor
 from gateway.ir.text_tasks import COMPLETION_TOKENS, PROMPT_TOKENS
 from gateway.service import ReplyCoroutine, Service
 

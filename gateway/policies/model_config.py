@@ -8,9 +8,9 @@ from typing import Any, TypeVar, cast
 
 from gateway.ir.calls import Call, ModelConfigRequest, ModelMetadataRequest
 from gateway.ir.context import Need
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError, NotFound, Unsupported
 from gateway.ir.metadata import ModelConfiguration, ModelMetadata, TensorMetadata
+from gateway.ir.tensors.datatypes import Datatype
 from gateway.service import ReplyCoroutine, Service
 
 R = TypeVar("R")

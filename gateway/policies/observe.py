@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from gateway.api.tap import CountCall
+from gateway.ir.bodies.streams import on_stream_end
 from gateway.ir.calls import (
     Call,
     InferRequest,
@@ -20,11 +21,10 @@ from gateway.ir.calls import (
     inference_of,
 )
 from gateway.ir.errors import GatewayError
-from gateway.ir.streams import on_stream_end
 from gateway.ir.unread import is_refusal
 from gateway.service import Service
-from gateway.telemetry.call_log import NO_FAILURES, OK, CallLog, CallRecord, code_of
 from gateway.telemetry.call_path import CallPath, reset_path, set_path
+from gateway.telemetry.log.call_log import NO_FAILURES, OK, CallLog, CallRecord, code_of
 
 R = TypeVar("R")
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, NamedTuple, TypeVar, cast
 from pydantic import Field, model_validator
 
 from gateway.api.layer import Entries, Layer, LayerContext
+from gateway.ir.bodies.streams import MappedStream
 from gateway.ir.calls import (
     Call,
     InferRequest,
@@ -23,12 +24,11 @@ from gateway.ir.calls import (
     with_model,
 )
 from gateway.ir.context import ModelRef
-from gateway.ir.data import ArrayData
 from gateway.ir.errors import InvalidRequest, UpstreamProtocolError
 from gateway.ir.metadata import ModelConfiguration, ModelMetadata, TensorMetadata
-from gateway.ir.nearest import renamed_members
-from gateway.ir.streams import MappedStream
-from gateway.ir.tensor import RequestedOutput, Shape, Tensor
+from gateway.ir.tensors.data import ArrayData
+from gateway.ir.tensors.tensor import RequestedOutput, Shape, Tensor
+from gateway.ir.values.nearest import renamed_members
 from gateway.service import Service
 from gateway.settings.fields import Name
 from gateway.settings.model import Model

@@ -10,14 +10,14 @@ import structlog
 
 from gateway.api.layer import Calls, Entries, Layer, LayerContext
 from gateway.ir.calls import Call, ModelMetadataRequest
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError, VersionNotFound
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
+from gateway.ir.tensors.datatypes import Datatype
 from gateway.service import ReplyCoroutine, Service
 from gateway.settings.config_view import ConfigView, Finding
 from gateway.settings.setting import Setting
 from gateway.settings.signature import SignatureConfig, TensorConfig
-from gateway.telemetry.error_texts import error_text
+from gateway.telemetry.log.error_texts import error_text
 
 R = TypeVar("R")
 

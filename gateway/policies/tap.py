@@ -13,6 +13,7 @@ import structlog
 
 from gateway.api.layer import Entries, Layer, LayerContext
 from gateway.api.tap import RecordedStream, RouteTap, SampledCall
+from gateway.ir.bodies.streams import on_stream_end
 from gateway.ir.calls import (
     Call,
     InferRequest,
@@ -23,7 +24,6 @@ from gateway.ir.calls import (
 )
 from gateway.ir.context import Origin
 from gateway.ir.errors import ErrorCode
-from gateway.ir.streams import on_stream_end
 from gateway.ir.unread import is_unread_reply, message_of
 from gateway.service import ReplyCoroutine, Service
 from gateway.telemetry.call_path import CALL_PATH

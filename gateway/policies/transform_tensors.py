@@ -8,9 +8,9 @@ from typing import Any, Final, TypeVar, cast
 
 from gateway.api.layer import Entries, Layer, LayerContext
 from gateway.api.transform import TensorTransform
+from gateway.ir.bodies.streams import MappedStream
 from gateway.ir.calls import Call, InferRequest, InferResponse, OpaqueCall, StreamInferRequest
 from gateway.ir.errors import Unsupported
-from gateway.ir.streams import MappedStream
 from gateway.policies.buffer_body import BufferBody
 from gateway.policies.classify import Classify
 from gateway.policies.complete.policy import Complete

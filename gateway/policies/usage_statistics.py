@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, TypeVar, cast
 
 from gateway.concurrency.slices import in_slices
+from gateway.ir.bodies.streams import on_stream_end
 from gateway.ir.calls import (
     Call,
     InferRequest,
@@ -22,10 +23,9 @@ from gateway.ir.context import ModelRef, with_version
 from gateway.ir.errors import GatewayError, NotFound, Unsupported
 from gateway.ir.metadata import ModelState
 from gateway.ir.statistics import ModelStatistics
-from gateway.ir.streams import on_stream_end
 from gateway.service import ReplyCoroutine, Service
 from gateway.telemetry.call_path import CALL_PATH, CallPath
-from gateway.telemetry.model_usage import Usage
+from gateway.telemetry.usage.model_usage import Usage
 
 R = TypeVar("R")
 

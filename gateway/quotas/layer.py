@@ -12,11 +12,11 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from msgspec import Struct
 
+from gateway.ir.bodies.streams import on_stream_end
 from gateway.ir.bounded_dict import BoundedDict
 from gateway.ir.calls import Call, InferRequest
 from gateway.ir.errors import GatewayError, NotSent, QuotaExceeded, TooLarge
 from gateway.ir.identity import GATEWAY, Identity
-from gateway.ir.streams import on_stream_end
 from gateway.policies.access.operations import operation_of
 from gateway.policies.access.rules import AccessRule, CompiledRule, Facts, Size
 from gateway.policies.access.sizes import size_of

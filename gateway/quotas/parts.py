@@ -64,9 +64,17 @@ from gateway.settings.config_view import ConfigView
 from gateway.telemetry import names
 from gateway.telemetry.families import gauge_family
 from gateway.wire.grpc import GrpcResponse, GrpcStatus, Metadata
+from gateway.wire.heads.request_id import attach_grpc_request_id, attach_http_request_id
 from gateway.wire.http import ExtendedHeaders, HttpResponse
-from gateway.wire.protobuf import LEN, VARINT, put_bytes, put_text, put_varint, tag, varint
-from gateway.wire.request_id import attach_grpc_request_id, attach_http_request_id
+from gateway.wire.protobuf.wire_format import (
+    LEN,
+    VARINT,
+    put_bytes,
+    put_text,
+    put_varint,
+    tag,
+    varint,
+)
 
 log = structlog.get_logger(__name__)
 

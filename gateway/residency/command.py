@@ -5,7 +5,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from gateway.cli.admin import asks_admin, get_document, post_change, split_address
-from gateway.cli.liveness import DEFAULT_ADMIN
+from gateway.cli.calling.liveness import DEFAULT_ADMIN
 from gateway.cli.output import (
     WRONG_USAGE,
     OutputFormat,

@@ -38,7 +38,7 @@ from gateway.residency.plan import (
     entries,
 )
 from gateway.residency.steps import due, step
-from gateway.telemetry.error_texts import error_text
+from gateway.telemetry.log.error_texts import error_text
 
 log = structlog.get_logger(__name__)
 

@@ -11,8 +11,8 @@ from gateway.ir.calls import ServerLiveRequest
 from gateway.ir.errors import Unavailable
 from gateway.residency.controller import ResidencyController
 from gateway.residency.plan import ModelPhase, Resident
-from gateway.routing.endpoint import Endpoint
-from gateway.routing.endpoints import Endpoints
+from gateway.routing.balancing.endpoint import Endpoint
+from gateway.routing.balancing.endpoints import Endpoints
 from gateway.routing.sequence_affinity import rendezvous_order
 
 _MAX_NAMES: Final = 4096

@@ -12,7 +12,7 @@ import structlog
 from gateway.ir.calls import LoadParameters
 from gateway.ir.errors import GatewayError
 from gateway.residency.plan import ModelPhase, Resident
-from gateway.telemetry.error_texts import error_text
+from gateway.telemetry.log.error_texts import error_text
 
 log = structlog.get_logger(__name__)
 

@@ -15,6 +15,8 @@ from functools import partial
 from typing import Any, Final, Self, TypeVar, cast
 
 from gateway.api.layer import Entries, LayerContext
+from gateway.ir.bodies.streamed_inputs import streaming_body_of
+from gateway.ir.bodies.streams import close_stream
 from gateway.ir.calls import (
     Call,
     InferRequest,
@@ -31,8 +33,6 @@ from gateway.ir.calls import (
 from gateway.ir.context import CallSequence, ModelRef
 from gateway.ir.errors import ErrorCode, GatewayError, ModelNotFound, NotSent
 from gateway.ir.metadata import ModelState, RepositoryEntry
-from gateway.ir.streamed_inputs import streaming_body_of
-from gateway.ir.streams import close_stream
 from gateway.ir.unread import failure_of
 from gateway.residency.controller import ResidencyController
 from gateway.residency.homes import HeldModel, Homes, phase_at
@@ -41,9 +41,9 @@ from gateway.residency.plan import ModelPhase, UnloadReason
 from gateway.residency.sequences import HeldSequences
 from gateway.residency.server import EndpointServer
 from gateway.residency.settings import ResidencyConfig
-from gateway.routing.endpoint import Endpoint
-from gateway.routing.endpoints import Endpoints
-from gateway.routing.placement import PLACEMENT
+from gateway.routing.balancing.endpoint import Endpoint
+from gateway.routing.balancing.endpoints import Endpoints
+from gateway.routing.balancing.placement import PLACEMENT
 from gateway.service import ReplyCoroutine
 
 R = TypeVar("R")

@@ -15,8 +15,8 @@ from gateway.residency.meters import EndpointMeters
 from gateway.residency.plan import ModelPhase, UnloadReason
 from gateway.residency.server import phases
 from gateway.residency.settings import LOCAL_NAME, LOCAL_RESIDENCY, ResidencyConfig
-from gateway.routing.endpoint import Endpoint
-from gateway.routing.endpoints import Endpoints
+from gateway.routing.balancing.endpoint import Endpoint
+from gateway.routing.balancing.endpoints import Endpoints
 from gateway.service import ReplyCoroutine, Service
 
 R = TypeVar("R")

@@ -15,7 +15,7 @@ from gateway.api.extension import LeadingPart, ModelPlacement, PartSetup, Proces
 from gateway.concurrency.background import start_background
 from gateway.ir.errors import GatewayError
 from gateway.residency.admin import routes_of
-from gateway.telemetry.error_texts import error_text
+from gateway.telemetry.log.error_texts import error_text
 
 log = structlog.get_logger(__name__)
 

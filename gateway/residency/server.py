@@ -14,7 +14,7 @@ from gateway.ir.calls import (
 from gateway.ir.context import Context, ModelRef
 from gateway.ir.metadata import ModelState, RepositoryEntry
 from gateway.residency.plan import ModelPhase
-from gateway.routing.endpoint import Endpoint
+from gateway.routing.balancing.endpoint import Endpoint
 
 _TIMEOUT_S: Final = 5.0
 """Longest time of a question for the index."""

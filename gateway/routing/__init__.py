@@ -1,6 +1,7 @@
 """Routing: which service handles a call, load balancing, and calls to the gateway itself.
 
-Read `router.py` first, then `balance.py` (targets of a route) and `endpoints.py` (of an upstream).
+Read `router.py` first, then `balance.py` (targets of a route) and
+`balancing/endpoints.py` (of an upstream).
 
 Configuration, statistics, load and unload, trace and log settings are calls too. The codec of a
 listener refuses those that its options leave off (`extension_policy`). Questions about a model are

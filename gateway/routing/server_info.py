@@ -28,7 +28,7 @@ from gateway.ir.metadata import ModelState, RepositoryEntry, ServerMetadata, Tre
 from gateway.ir.redaction import without_addresses
 from gateway.routing.balance import Readiness
 from gateway.service import Dispatch, Service
-from gateway.telemetry.error_texts import error_text
+from gateway.telemetry.log.error_texts import error_text
 
 log = structlog.get_logger(__name__)
 

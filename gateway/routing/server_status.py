@@ -42,7 +42,7 @@ from gateway.ir.metadata import (
 )
 from gateway.ir.statistics import ModelStatistics
 from gateway.service import ReplyCoroutine, Service
-from gateway.telemetry.error_texts import error_text
+from gateway.telemetry.log.error_texts import error_text
 
 log = structlog.get_logger(__name__)
 

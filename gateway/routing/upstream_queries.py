@@ -27,7 +27,7 @@ from gateway.ir.errors import GatewayError, Unsupported
 from gateway.ir.metadata import ServerMetadata
 from gateway.ir.statistics import ModelStatistics, merge_statistics
 from gateway.service import ReplyCoroutine, Service
-from gateway.telemetry.error_texts import error_text
+from gateway.telemetry.log.error_texts import error_text
 
 log = structlog.get_logger(__name__)
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
+from gateway.ir.bodies.streams import on_stream_end
 from gateway.ir.calls import Call, inference_of
 from gateway.ir.errors import ErrorCode, GatewayError
-from gateway.ir.streams import on_stream_end
 from gateway.service import Service
 
 R = TypeVar("R")

@@ -33,9 +33,9 @@ from gateway.app.run.signals import StopSignal, ignore_log_signals
 from gateway.config.load import ConfigError
 from gateway.registry import load_dotted
 from gateway.shadow.part import MakePart, ShadowPart
-from gateway.telemetry import error_texts, logs
 from gateway.telemetry.aggregation import snapshot
-from gateway.telemetry.lost_lines import LostLines
+from gateway.telemetry.log import error_texts, logs
+from gateway.telemetry.log.lost_lines import LostLines
 
 _FAILED = 1
 _NICE = 5

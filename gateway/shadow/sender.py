@@ -9,12 +9,12 @@ import structlog
 
 from gateway.api.tap import TappedCall
 from gateway.concurrency.offload import off_loop, run_bounded_on_loop
+from gateway.ir.bodies.teed_body import with_kept_body
 from gateway.ir.calls import InferRequest, InferResponse, inference_of
 from gateway.ir.context import ModelRef
-from gateway.ir.data import ArrayData
 from gateway.ir.errors import GatewayError
-from gateway.ir.teed_body import with_kept_body
-from gateway.ir.tensor import Tensor
+from gateway.ir.tensors.data import ArrayData
+from gateway.ir.tensors.tensor import Tensor
 from gateway.ir.unread import is_unread, is_unread_reply
 from gateway.ir.work import LongWork
 from gateway.shadow.records.privacy import Privacy

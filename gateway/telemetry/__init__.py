@@ -1,1 +1,1 @@
-"""Logs, metrics and usage statistics. Read `metrics.py` and `log.py` first."""
+"""Logs, metrics and usage statistics. Read `metrics.py` and `log/logs.py` first."""

@@ -22,7 +22,7 @@ from prometheus_client.samples import Exemplar, Sample
 from gateway.concurrency.slices import in_slices
 from gateway.telemetry import names
 from gateway.telemetry.families import HistogramFamily, in_pieces
-from gateway.telemetry.triton_names import Document, TritonNames
+from gateway.telemetry.usage.triton_names import Document, TritonNames
 
 Labels = tuple[tuple[str, str], ...]
 Snapshot = Sequence[Sequence[Any]]

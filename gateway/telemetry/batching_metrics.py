@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from gateway.telemetry import names
 from gateway.telemetry.families import LabelledSeries
-from gateway.telemetry.model_usage import Usage
+from gateway.telemetry.usage.model_usage import Usage
 
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 _WAITS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)

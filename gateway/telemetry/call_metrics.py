@@ -23,11 +23,11 @@ from prometheus_client.samples import Exemplar
 from prometheus_client.utils import floatToGoString
 
 from gateway.telemetry import names
-from gateway.telemetry.call_log import OK, CallRecord
 from gateway.telemetry.call_path import INFERENCES
 from gateway.telemetry.families import HistogramFamily, counter_family, in_pieces
-from gateway.telemetry.rolling_stats import RollingStats
+from gateway.telemetry.log.call_log import OK, CallRecord
 from gateway.telemetry.upstream_metrics import BOUNDS_S
+from gateway.telemetry.usage.rolling_stats import RollingStats
 
 UNKNOWN: Final = "_unknown"
 

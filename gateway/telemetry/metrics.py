@@ -22,19 +22,19 @@ from gateway.ir.errors import GatewayError
 from gateway.telemetry import names
 from gateway.telemetry.access_metrics import AccessMetrics
 from gateway.telemetry.batching_metrics import SharingMetrics
-from gateway.telemetry.call_log import CallRecord
 from gateway.telemetry.call_metrics import CallMetrics
 from gateway.telemetry.exposition import PageWriter
 from gateway.telemetry.families import LabelledSeries, counter_family, in_pieces
 from gateway.telemetry.gauges import InfoMetric, LabelledGauges
-from gateway.telemetry.model_counts import ModelCounts
-from gateway.telemetry.model_usage import Usage
-from gateway.telemetry.rolling_stats import RollingStats
+from gateway.telemetry.log.call_log import CallRecord
 from gateway.telemetry.upstream_metrics import (
     BOUNDS_S,
     AttemptMetrics,
     ByteMetrics,
 )
+from gateway.telemetry.usage.model_counts import ModelCounts
+from gateway.telemetry.usage.model_usage import Usage
+from gateway.telemetry.usage.rolling_stats import RollingStats
 
 _BUCKETS = (0.0001, 0.00025, *BOUNDS_S)
 

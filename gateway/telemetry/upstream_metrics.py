@@ -14,9 +14,9 @@ from prometheus_client.registry import Collector
 
 from gateway.ir.calls import InferRequest
 from gateway.telemetry import names
-from gateway.telemetry.call_log import OK
 from gateway.telemetry.call_path import INFERENCES, CallPath
 from gateway.telemetry.families import counter_family, in_pieces
+from gateway.telemetry.log.call_log import OK
 
 BOUNDS_S: Final = (
     0.0005,

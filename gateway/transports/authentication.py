@@ -18,8 +18,8 @@ from gateway.ir.identity import Identity
 from gateway.ir.limits import is_blank
 from gateway.transports.callers import IdentifiedCaller
 from gateway.transports.connection_count import client_address
-from gateway.wire.fields import pairs_without
 from gateway.wire.grpc import Metadata
+from gateway.wire.heads.fields import pairs_without
 from gateway.wire.http import Headers
 
 MAX_DRAINED_BYTES: Final = 64 * 1024

@@ -17,8 +17,8 @@ from gateway.transports.net.sockets import max_descriptors
 from gateway.wire.frontend import ServerFrontend as ServerFrontend  # noqa: PLC0414  # part of the contract
 from gateway.wire.frontend import SessionLimits as SessionLimits  # noqa: PLC0414  # part of the contract
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, MethodKind
+from gateway.wire.heads.path_claims import Passing
 from gateway.wire.http import HttpRequest, HttpResponse
-from gateway.wire.path_claims import Passing
 from gateway.wire.stream import Frame
 
 Q_contra = TypeVar("Q_contra", contravariant=True)

@@ -8,8 +8,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, closing
 from typing import Generic, Protocol, TypeVar
 
+from gateway.ir.bodies.streams import HeldReply
 from gateway.ir.errors import GatewayError
-from gateway.ir.streams import HeldReply
 
 Q = TypeVar("Q")
 A = TypeVar("A")

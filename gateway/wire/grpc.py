@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
+from gateway.ir.bodies.streaming_body import StreamingBody
 from gateway.ir.context import NO_CLIENT, Client
-from gateway.ir.streaming_body import StreamingBody
 from gateway.wire.http import Buffer, size_of, view_of
 
 Metadata = tuple[tuple[str, str | bytes], ...]

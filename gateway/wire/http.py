@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 from msgspec import Struct
 
 from gateway.accelerator import accelerated
+from gateway.ir.bodies.streaming_body import StreamingBody
 from gateway.ir.context import NO_CLIENT, Client
-from gateway.ir.streaming_body import StreamingBody
-from gateway.wire.fields import pairs_without
+from gateway.wire.heads.fields import pairs_without
 
 Buffer = bytes | bytearray | memoryview
 

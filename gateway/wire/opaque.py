@@ -11,9 +11,9 @@ from gateway.ir.context import Origin
 from gateway.ir.errors import GatewayError, MalformedMessage
 from gateway.ir.limits import MessageLimits
 from gateway.wire.errors import TRACEBACK
+from gateway.wire.heads.metadata import http_headers, is_header
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
-from gateway.wire.json_values import check_same_to_all
-from gateway.wire.metadata import http_headers, is_header
+from gateway.wire.json.values import check_same_to_all
 
 _KIND: Final = "content-type"
 CONTENT_HEADERS: Final = frozenset({"accept", _KIND})

@@ -1,6 +1,6 @@
 """Errors over gRPC as a status with a text: one description of a protocol writes and reads them.
 
-`json_errors.py` has its twin over HTTP.
+`json/errors.py` has its twin over HTTP.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from gateway.ir.errors import GatewayError
 from gateway.ir.limits import MessageLimits
 from gateway.wire.errors import clip, strip_traceback
 from gateway.wire.grpc import GrpcResponse, GrpcStatus
-from gateway.wire.plain_protobuf import passed_metadata
+from gateway.wire.protobuf.plain import passed_metadata
 
 
 def message_of(error: GatewayError, _limit_bytes: int) -> str:

@@ -12,9 +12,9 @@ from typing import Any
 from gateway import __version__
 from gateway.ir.calls import Call, InferRequest, InferResponse, ModelMetadataRequest
 from gateway.ir.context import ModelRef
-from gateway.ir.datatypes import Datatype
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
-from gateway.ir.tensor import RequestedOutput, items_tensor, raw_tensor
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import RequestedOutput, items_tensor, raw_tensor
 from tests.cases.graphpipe_oracle import (
     PlainIO,
     PlainMetadata,

@@ -25,7 +25,7 @@ from gateway.ir.calls import (
 )
 from gateway.ir.context import ModelRef
 from gateway.ir.metadata import ModelMetadata, ModelState, RepositoryEntry, ServerMetadata
-from gateway.ir.tensor import Tensor, array_tensor, items_tensor
+from gateway.ir.tensors.tensor import Tensor, array_tensor, items_tensor
 from gateway.schema import grps_pb2 as pb
 
 

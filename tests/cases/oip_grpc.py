@@ -23,7 +23,6 @@ from gateway.ir.calls import (
     ServerReadyRequest,
 )
 from gateway.ir.context import ModelRef
-from gateway.ir.datatypes import Datatype
 from gateway.ir.metadata import (
     ModelMetadata,
     ModelState,
@@ -31,7 +30,14 @@ from gateway.ir.metadata import (
     ServerMetadata,
     TensorMetadata,
 )
-from gateway.ir.tensor import RequestedOutput, Tensor, array_tensor, items_tensor, raw_tensor
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import (
+    RequestedOutput,
+    Tensor,
+    array_tensor,
+    items_tensor,
+    raw_tensor,
+)
 from gateway.schema import open_inference_pb2 as pb
 
 METHOD = "/inference.GRPCInferenceService/"

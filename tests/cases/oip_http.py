@@ -20,9 +20,15 @@ from gateway.ir.calls import (
     ServerReadyRequest,
 )
 from gateway.ir.context import CallSequence, ModelRef
-from gateway.ir.datatypes import Datatype
 from gateway.ir.metadata import ModelMetadata, RepositoryEntry, ServerMetadata, TensorMetadata
-from gateway.ir.tensor import RequestedOutput, Tensor, array_tensor, items_tensor, raw_tensor
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import (
+    RequestedOutput,
+    Tensor,
+    array_tensor,
+    items_tensor,
+    raw_tensor,
+)
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 
 LENGTH_HEADER = "Inference-Header-Content-Length"

@@ -12,10 +12,10 @@ import numpy as np
 from google.protobuf import text_format
 
 from gateway.ir.calls import InferRequest, InferResponse
-from gateway.ir.datatypes import Datatype
 from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.ir.metadata import ModelMetadata
-from gateway.ir.tensor import Tensor
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import Tensor
 from gateway.protocols.trtis.server_status import read_model
 from gateway.schema import tensorrt_v1_pb2 as pb
 from gateway.wire.grpc import GrpcRequest, GrpcResponse

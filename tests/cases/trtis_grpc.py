@@ -23,9 +23,9 @@ from gateway.ir.calls import (
     SharedUnregisterRequest,
 )
 from gateway.ir.context import CallSequence, ModelRef
-from gateway.ir.data import SharedMemoryData
-from gateway.ir.datatypes import Datatype
-from gateway.ir.tensor import RequestedOutput, Tensor
+from gateway.ir.tensors.data import SharedMemoryData
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import RequestedOutput, Tensor
 from gateway.schema import tensorrt_v1_pb2 as pb
 from gateway.wire.grpc import GrpcRequest, GrpcResponse
 from tests.cases.trtis_http import CUDA, SYSTEM, TEXT, TEXT_RAW, X_RAW, M, X

@@ -24,10 +24,10 @@ from gateway.ir.calls import (
     SharedUnregisterRequest,
 )
 from gateway.ir.context import CallSequence, ModelRef
-from gateway.ir.data import RawData, SharedMemoryData
-from gateway.ir.datatypes import Datatype
 from gateway.ir.metadata import SharedRegion
-from gateway.ir.tensor import RequestedOutput, Tensor
+from gateway.ir.tensors.data import RawData, SharedMemoryData
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import RequestedOutput, Tensor
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 
 M = ModelRef("m")

@@ -25,7 +25,7 @@ from gateway.app import connect
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import Context, ModelRef, Need
 from gateway.ir.errors import DeadlineExceeded, GatewayError, Overloaded, Unavailable
-from gateway.ir.tensor import array_tensor, as_numpy
+from gateway.ir.tensors.tensor import array_tensor, as_numpy
 from gateway.policies.complete.policy import Complete
 from gateway.settings.units import parse_url
 from tests.chaos.faulty_server import FAULTS, FaultyServer

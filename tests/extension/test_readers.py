@@ -26,9 +26,9 @@ from gateway.app.check.config_warnings import warnings
 from gateway.app.layers import LAYERS
 from gateway.config.load import load_text
 from gateway.ir.context import ModelRef
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError
 from gateway.ir.limits import DEFAULT_LIMITS
+from gateway.ir.tensors.datatypes import Datatype
 from gateway.schema import open_inference_pb2 as pb
 from gateway.transports.contract import ClientLimits
 from gateway.transports.stream.client import StreamClient

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from gateway.ir.context import ModelRef
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import ERROR_CLASSES
+from gateway.ir.tensors.datatypes import Datatype
 from gateway.registry import protocol
 from gateway.wire.http import HttpRequest
 from tests.extension.kit import importable, install_toy

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from gateway.ir.calls import InferRequest
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import ErrorCode
+from gateway.ir.tensors.datatypes import Datatype
 from tests.properties.carries import NOTHING, Carries
 
 _INTEGERS = frozenset({Datatype.INT64})

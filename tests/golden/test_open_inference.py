@@ -38,7 +38,7 @@ from gateway.ir.calls import (
 from gateway.ir.context import Context
 from gateway.ir.errors import GatewayError, Unsupported
 from gateway.ir.limits import DEFAULT_LIMITS
-from gateway.ir.tensor import Tensor, as_raw
+from gateway.ir.tensors.tensor import Tensor, as_raw
 from gateway.protocols.oip.outputs import output_parameters
 from gateway.registry import protocol
 from gateway.wire.grpc import GrpcStatus

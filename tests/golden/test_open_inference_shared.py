@@ -6,7 +6,7 @@ import json
 
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import Context
-from gateway.ir.data import SharedMemoryData
+from gateway.ir.tensors.data import SharedMemoryData
 from tests.golden.open_inference import exchanges
 from tests.golden.open_inference_tables import SHARED
 from tests.golden.test_open_inference import listener, upstream

@@ -15,7 +15,7 @@ from gateway.ir.calls import InferResponse, StreamInferRequest
 from gateway.ir.context import CallSequence
 from gateway.ir.errors import GatewayError, ModelNotFound, Unsupported
 from gateway.ir.limits import DEFAULT_LIMITS
-from gateway.ir.tensor import as_numpy
+from gateway.ir.tensors.tensor import as_numpy
 from gateway.registry import protocol
 from gateway.schema import open_inference_pb2 as pb
 from gateway.transports.memory_budget import UNLIMITED

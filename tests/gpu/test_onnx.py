@@ -12,7 +12,7 @@ import pytest
 from gateway.backends.onnx import OnnxBackend, OnnxOptions
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import ModelRef
-from gateway.ir.tensor import array_tensor, as_numpy
+from gateway.ir.tensors.tensor import array_tensor, as_numpy
 from tests.unit.backends import onnx_models
 
 pytestmark = [

@@ -14,10 +14,10 @@ from gateway.backends.base import LoadError
 from gateway.backends.torch.backend import TorchBackend, TorchOptions
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import ModelRef
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import Overloaded
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
-from gateway.ir.tensor import array_tensor, as_numpy
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import array_tensor, as_numpy
 from tests.unit.backends.test_instances import Meeting
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")

@@ -17,7 +17,7 @@ from gateway.cli.demo.config import demo_config
 from gateway.config.load import load_text
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import Context, Metadata, ModelRef, Need
-from gateway.ir.tensor import array_tensor, as_numpy
+from gateway.ir.tensors.tensor import array_tensor, as_numpy
 from gateway.policies.complete.policy import Complete
 from gateway.policies.signatures import Signatures
 from gateway.registry import protocol

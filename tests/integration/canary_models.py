@@ -9,8 +9,8 @@ from gateway.api.backend import Job
 from gateway.backends import examples
 from gateway.backends.examples import Arrays
 from gateway.backends.python import declares
-from gateway.ir.datatypes import Datatype
 from gateway.ir.metadata import TensorMetadata as Tensor
+from gateway.ir.tensors.datatypes import Datatype
 
 STABLE_S = 0.01
 INPUTS = (Tensor("INPUT0", Datatype.INT32, (-1, 16)), Tensor("INPUT1", Datatype.INT32, (-1, 16)))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from gateway.telemetry import logs
+from gateway.telemetry.log import logs
 from tests.integration import fork_server
 from tests.integration.grpc_echo import MAKES
 from tests.integration.http_kit import HTTP_MAKES

@@ -16,7 +16,17 @@ from typing import Any
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from gateway.registry import protocol
-from gateway.wire.protobuf import I32, I64, LEN, SGROUP, VARINT, fields, read_varint, tag, varint
+from gateway.wire.protobuf.wire_format import (
+    I32,
+    I64,
+    LEN,
+    SGROUP,
+    VARINT,
+    fields,
+    read_varint,
+    tag,
+    varint,
+)
 
 OTHER = "secret"
 _UNKNOWN = 900

@@ -24,9 +24,9 @@ from gateway.backends.python import declares
 from gateway.config.load import load_text
 from gateway.ir.calls import InferRequest, StreamInferRequest
 from gateway.ir.context import Context, ModelRef, Need
-from gateway.ir.datatypes import Datatype
 from gateway.ir.metadata import TensorMetadata
-from gateway.ir.tensor import array_tensor, as_numpy
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import array_tensor, as_numpy
 from gateway.policies.complete.policy import Complete
 from gateway.settings.units import parse_url
 from tests.integration import workers_kit

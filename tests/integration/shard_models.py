@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from gateway.backends.python import declares
-from gateway.ir.datatypes import Datatype
 from gateway.ir.metadata import TensorMetadata
+from gateway.ir.tensors.datatypes import Datatype
 
 _X = TensorMetadata("X", Datatype.FP32, (1,))
 _Y = TensorMetadata("Y", Datatype.FP32, (1,))

@@ -11,8 +11,8 @@ import numpy as np
 
 from gateway.backends.base import Job
 from gateway.backends.python import declares
-from gateway.ir.datatypes import Datatype
 from gateway.ir.metadata import TensorMetadata as Tensor
+from gateway.ir.tensors.datatypes import Datatype
 
 FLOOD_BYTES = 1 << 20
 

@@ -20,7 +20,7 @@ from gateway.app import connect as client
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import Context, ModelRef
 from gateway.ir.errors import GatewayError
-from gateway.ir.tensor import array_tensor
+from gateway.ir.tensors.tensor import array_tensor
 from gateway.policies.complete.policy import Complete
 from gateway.settings.units import parse_url
 from tests.integration.asking_kit import WHOLE, ask, running, urls

@@ -13,7 +13,7 @@ import trustme
 from benchmarks import resident, systems
 from gateway.policies.observe import Observe
 from gateway.protocols.oip.grpc.codec import GrpcCodec
-from gateway.telemetry.call_log import CallRecord
+from gateway.telemetry.log.call_log import CallRecord
 from gateway.transports.contract import ClientLimits
 from gateway.transports.grpc.client import GrpcClient
 from gateway.transports.http1.client import HttpClient

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import trustme
 
-from gateway.ir.streaming_body import BodySink
+from gateway.ir.bodies.streaming_body import BodySink
 from gateway.transports.contract import ClientLimits
 from gateway.transports.grpc.client import GrpcClient
 from gateway.transports.grpc.headers import RESPONSE_HEAD, trailers_block

@@ -18,7 +18,7 @@ from grpc import aio
 from gateway.access.envoy_check import check_request, verdict_of
 from gateway.ir.calls import InferRequest
 from gateway.ir.identity import Identity
-from gateway.ir.tensor import array_tensor
+from gateway.ir.tensors.tensor import array_tensor
 from gateway.policies.access.external import ExternalFacts, inputs_text
 from gateway.schema import external_auth_pb2 as pb
 from tests.integration.asking_kit import running

@@ -16,7 +16,7 @@ from gateway.app import Gateway
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import GatewayError
-from gateway.ir.tensor import array_tensor, as_numpy
+from gateway.ir.tensors.tensor import array_tensor, as_numpy
 from tests.chaos.faulty_server import FaultyServer
 from tests.integration.asking_kit import running
 from tests.integration.http_kit import eventually

@@ -31,7 +31,7 @@ from gateway.ir.errors import (
     Unavailable,
     UpstreamProtocolError,
 )
-from gateway.ir.tensor import array_tensor
+from gateway.ir.tensors.tensor import array_tensor
 from gateway.policies.complete.policy import Complete
 from gateway.settings.units import parse_url
 from gateway.transports.contract import ClientLimits

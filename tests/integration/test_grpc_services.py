@@ -23,7 +23,7 @@ from gateway.transports.contract import ServerLimits
 from gateway.transports.grpc.health import Health
 from gateway.transports.grpc.reflection import Reflection, ServiceSchemas
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus
-from gateway.wire.protobuf import WireError
+from gateway.wire.protobuf.wire_format import WireError
 from tests.integration.grpc_echo import Answers, Slow, ask, calling, echo, only_quiet, serving
 from tests.integration.http_kit import retried
 

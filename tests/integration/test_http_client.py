@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager, closing
 
 import pytest
 
+from gateway.ir.bodies.streams import close_stream
 from gateway.ir.errors import (
     DeadlineExceeded,
     GatewayError,
@@ -21,7 +22,6 @@ from gateway.ir.errors import (
     Unavailable,
     UpstreamProtocolError,
 )
-from gateway.ir.streams import close_stream
 from gateway.transports.contract import ClientLimits, HttpClient
 from gateway.transports.net.sockets import UNSEEN_S, reset_when_closed
 from gateway.wire.http import Headers, HttpRequest, HttpResponse

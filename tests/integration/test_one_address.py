@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from gateway.app import Gateway
-from gateway.cli.sidecar import sidecar_config
+from gateway.cli.serving.sidecar import sidecar_config
 from gateway.schema import open_inference_pb2 as pb
 from tests.integration.asking_kit import running
 from tests.integration.test_repeated_calls import REQUEST, Replica, served

@@ -20,7 +20,7 @@ from gateway.app import connect
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import Context, ModelRef
 from gateway.ir.errors import GatewayError
-from gateway.ir.tensor import array_tensor
+from gateway.ir.tensors.tensor import array_tensor
 from gateway.schema import open_inference_pb2 as pb
 from gateway.settings.units import parse_url
 from tests.integration.asking_kit import WHOLE, running

@@ -13,7 +13,7 @@ import pytest
 
 from gateway.app import connect
 from gateway.ir.errors import GatewayError
-from gateway.ir.tensor import as_numpy
+from gateway.ir.tensors.tensor import as_numpy
 from gateway.policies.complete.policy import Complete
 from gateway.settings.units import parse_url
 from tests.integration.cli_kit import gateway as command

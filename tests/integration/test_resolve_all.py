@@ -16,7 +16,7 @@ import yaml
 from gateway.app import Gateway
 from gateway.config.load import load_text
 from gateway.ir.errors import Unavailable
-from gateway.ir.tensor import as_numpy
+from gateway.ir.tensors.tensor import as_numpy
 from tests.integration.http_kit import eventually
 from tests.integration.reload_kit import SERVER, STEP, infer_request
 from tests.name_server import NameServer, name_server

@@ -45,7 +45,7 @@ import time
 
 import numpy as np
 
-from gateway.ir.datatypes import Datatype
+from gateway.ir.tensors.datatypes import Datatype
 from gateway.ir.metadata import TensorMetadata
 
 FOLDER = pathlib.Path(__file__).parent

@@ -16,7 +16,7 @@ import pytest
 from gateway import __version__
 from gateway.cli.commands import COMMANDS
 from gateway.ir.errors import ErrorCode
-from gateway.telemetry.access_log import FIELDS
+from gateway.telemetry.log.access_log import FIELDS
 from gateway.telemetry.names import METRICS
 from tests.unit.release.loading import load
 

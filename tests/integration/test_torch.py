@@ -12,7 +12,7 @@ from gateway.app import Gateway
 from gateway.config.load import load_text
 from gateway.ir.calls import InferRequest, ModelLoadRequest, ModelMetadataRequest
 from gateway.ir.context import ModelRef
-from gateway.ir.tensor import array_tensor, as_numpy
+from gateway.ir.tensors.tensor import array_tensor, as_numpy
 from tests.integration.asking_kit import ask, running, urls
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: make torch")

@@ -21,7 +21,7 @@ from gateway.config.load import load_text
 from gateway.ir.calls import InferRequest, StreamInferRequest
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import GatewayError
-from gateway.ir.tensor import array_tensor
+from gateway.ir.tensors.tensor import array_tensor
 from gateway.settings.units import parse_url
 from tests.integration.asking_kit import ask, running, urls
 from tests.integration.otlp_kit import Collector, collecting, values

@@ -18,8 +18,8 @@ from gateway.config.load import load_text
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import Context
 from gateway.settings.units import Address, StreamAddress
-from gateway.telemetry.call_log import CallRecord
 from gateway.telemetry.call_path import CallPath
+from gateway.telemetry.log.call_log import CallRecord
 from tests.fakes import FakeClock
 from tests.integration.asking_kit import running
 from tests.integration.cli_kit import gateway as command

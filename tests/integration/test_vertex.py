@@ -44,7 +44,7 @@ import time
 import numpy as np
 
 from gateway.backends.python import declares
-from gateway.ir.datatypes import Datatype
+from gateway.ir.tensors.datatypes import Datatype
 from gateway.ir.metadata import TensorMetadata
 
 FOLDER = pathlib.Path(__file__).parent

@@ -17,7 +17,7 @@ import yaml
 from gateway.app import Gateway
 from gateway.config.load import load_text
 from gateway.registry import PROTOCOLS, protocol
-from gateway.wire.plain_protobuf import is_plain_message
+from gateway.wire.protobuf.plain import is_plain_message
 from tests.integration.whole_messages import (
     JSON,
     NOT_WHOLE,

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gateway.backends.python import declares
-from gateway.ir.datatypes import Datatype
 from gateway.ir.metadata import TensorMetadata
+from gateway.ir.tensors.datatypes import Datatype
 from gateway.schema import tensorflow_messages_pb2 as pb
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "tfs"

@@ -9,8 +9,8 @@ from pathlib import Path
 from gateway.backends import examples
 from gateway.backends.examples import Arrays
 from gateway.backends.python import declares
-from gateway.ir.datatypes import Datatype
 from gateway.ir.metadata import TensorMetadata as Tensor
+from gateway.ir.tensors.datatypes import Datatype
 
 INPUTS = (Tensor("INPUT0", Datatype.INT32, (-1, 16)), Tensor("INPUT1", Datatype.INT32, (-1, 16)))
 OUTPUTS = (Tensor("OUTPUT0", Datatype.INT32, (-1, 16)), Tensor("OUTPUT1", Datatype.INT32, (-1, 16)))

@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from gateway.cli.sidecar import sidecar_config
+from gateway.cli.serving.sidecar import sidecar_config
 from tests.integration import cli_kit
 from tests.integration.cli_kit import Running
 

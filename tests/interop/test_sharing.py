@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from gateway.ir.context import ModelRef
-from gateway.ir.datatypes import Datatype
+from gateway.ir.tensors.datatypes import Datatype
 from gateway.transports.contract import ClientLimits
 from gateway.transports.reference.grpc_client import GrpcClient
 from gateway.transports.reference.http_client import HttpClient

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gateway.ir.datatypes import Datatype
+from gateway.ir.tensors.datatypes import Datatype
 
 NAN, INFINITE, NOT_TEXT, FILLED, HUGE = "nan", "infinite", "not text", "filled", "huge"
 

@@ -16,9 +16,9 @@ import numpy.typing as npt
 
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import ModelRef, Need
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import ErrorCode, GatewayError
-from gateway.ir.tensor import array_tensor, as_numpy
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import array_tensor, as_numpy
 from gateway.policies.complete.policy import Complete
 from gateway.protocols.oip.datatypes import CONTENTS_FIELD, CONTENTS_NAMES
 from gateway.schema import open_inference_pb2 as pb

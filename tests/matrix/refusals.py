@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import ErrorCode
+from gateway.ir.tensors.datatypes import Datatype
 from tests.matrix.cases import FILLED, HUGE, INFINITE, NAN, NOT_TEXT, Case
 
 HALVES = frozenset({Datatype.FP16, Datatype.BF16})

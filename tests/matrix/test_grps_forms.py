@@ -12,8 +12,8 @@ import orjson
 import pytest
 
 from gateway.ir.context import ModelRef
-from gateway.ir.datatypes import Datatype
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
+from gateway.ir.tensors.datatypes import Datatype
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 from tests.matrix.chains import gateway
 from tests.properties.carries import WAYS, Carries

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from gateway.ir.context import ModelRef
-from gateway.ir.datatypes import Datatype
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
+from gateway.ir.tensors.datatypes import Datatype
 from tests.matrix.cases import INFINITE, Case, cases
 from tests.matrix.chains import gateway
 from tests.matrix.clients import CLIENTS, Array, Client, Refused

@@ -17,7 +17,7 @@ from gateway.backends.versions import Versions
 from gateway.frontend.frontend import Frontend
 from gateway.ir.calls import Call
 from gateway.ir.context import ModelRef
-from gateway.ir.datatypes import Datatype
+from gateway.ir.tensors.datatypes import Datatype
 from gateway.model_info.metadata_cache import MetadataCache
 from gateway.pipelines.graph import Graph, Step, parse_source
 from gateway.pipelines.pipeline import Pipeline

@@ -13,8 +13,8 @@ import numpy.typing as npt
 import pytest
 
 from gateway.ir.context import ModelRef
-from gateway.ir.datatypes import Datatype, fp32_of_bf16
 from gateway.ir.errors import ErrorCode
+from gateway.ir.tensors.datatypes import Datatype, fp32_of_bf16
 from tests.matrix.cases import NOT_TEXT, Case, cases
 from tests.matrix.chains import gateway
 from tests.matrix.clients import CLIENTS, Client, Refused, Spoken

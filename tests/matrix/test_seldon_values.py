@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from gateway.ir.context import ModelRef
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import ErrorCode
+from gateway.ir.tensors.datatypes import Datatype
 from tests.matrix.cases import NOT_TEXT, Case, cases
 from tests.matrix.chains import gateway
 from tests.matrix.clients import Client, Refused, Spoken

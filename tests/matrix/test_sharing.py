@@ -18,7 +18,7 @@ from gateway.backends.versions import Versions
 from gateway.config.models import ModelConfig
 from gateway.frontend.frontend import Frontend
 from gateway.ir.context import ModelRef
-from gateway.ir.datatypes import Datatype
+from gateway.ir.tensors.datatypes import Datatype
 from gateway.policies.complete.policy import Complete
 from gateway.policies.forward_headers import ForwardHeaders
 from gateway.policies.reject_sequences import ModelProcesses

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from gateway.app.build.transports import TransportImplementation
-from gateway.ir.datatypes import Datatype
+from gateway.ir.tensors.datatypes import Datatype
 from tests.matrix.cases import Case
 from tests.matrix.chains import gateway
 from tests.matrix.clients import CLIENTS, Client

@@ -31,10 +31,10 @@ from gateway.ir.calls import (
     ServerStatusRequest,
 )
 from gateway.ir.context import ModelRef
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
-from gateway.ir.tensor import Tensor, items_tensor, raw_tensor
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import Tensor, items_tensor, raw_tensor
 from gateway.ir.work import BUILT_TIMES
 from gateway.policies.complete.policy import Complete
 from gateway.transports.memory_budget import MemoryBudget

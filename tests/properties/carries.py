@@ -26,9 +26,9 @@ from gateway.ir.calls import (
     ServerReadyRequest,
 )
 from gateway.ir.context import ModelRef
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import ErrorCode
 from gateway.ir.metadata import ModelConfiguration, ModelMetadata, ServerMetadata
+from gateway.ir.tensors.datatypes import Datatype
 from tests.cases.oip_options import EVERYTHING
 from tests.properties.extensions import EXTENSIONS
 from tests.properties.registered import REGISTERED, Registered

@@ -10,10 +10,10 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
-from gateway.ir.datatypes import Datatype
+from gateway.ir.tensors.datatypes import Datatype
 from gateway.protocols.oip.datatypes import CONTENTS_FIELD, CONTENTS_NAMES
 from gateway.schema import open_inference_pb2 as pb
-from gateway.wire.protobuf import (
+from gateway.wire.protobuf.wire_format import (
     EGROUP,
     I32,
     I64,

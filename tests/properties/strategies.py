@@ -21,8 +21,6 @@ from gateway.ir.calls import (
     ServerMetadataRequest,
 )
 from gateway.ir.context import CallSequence, ModelRef
-from gateway.ir.data import ArrayData, ItemsData, RawData
-from gateway.ir.datatypes import Datatype
 from gateway.ir.metadata import (
     ModelMetadata,
     ModelState,
@@ -30,7 +28,9 @@ from gateway.ir.metadata import (
     ServerMetadata,
     TensorMetadata,
 )
-from gateway.ir.tensor import RequestedOutput, Shape, Tensor
+from gateway.ir.tensors.data import ArrayData, ItemsData, RawData
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import RequestedOutput, Shape, Tensor
 from tests.properties.carries import Carries
 from tests.properties.extensions import EXTENSIONS, extension_calls, extension_replies
 

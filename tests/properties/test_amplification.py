@@ -11,10 +11,10 @@ from urllib.parse import unquote_to_bytes
 import pytest
 
 from gateway.concurrency.offload import off_loop
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import MalformedMessage, TooLarge
-from gateway.wire.json_values import load_json
-from gateway.wire.url_names import form_text
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.wire.heads.url_names import form_text
+from gateway.wire.json.values import load_json
 from tests.properties.amplified import LONG, SHORT, Memory, Seed, answered, post, small_messages
 from tests.properties.registered import REGISTERED
 

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from gateway.ir.calls import InferRequest, InferResponse, ModelMetadataRequest
 from gateway.ir.context import Context, ModelRef
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import DeadlineExceeded, InvalidRequest, UpstreamError
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
-from gateway.ir.tensor import Tensor, array_tensor, as_items, as_numpy, items_tensor
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import Tensor, array_tensor, as_items, as_numpy, items_tensor
 from gateway.policies.batch.policy import Batch
 from gateway.policies.batch.queue import BatchRules
 from gateway.policies.cache import Cache

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import ModelRef
-from gateway.ir.datatypes import Datatype
-from gateway.ir.tensor import Tensor, array_tensor, as_numpy
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import Tensor, array_tensor, as_numpy
 from tests.properties.carries import CARRIES, WAYS, Carries
 from tests.properties.chains import bare, chain, send_call
 from tests.properties.conftest import Run

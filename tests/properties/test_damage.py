@@ -16,7 +16,6 @@ from hypothesis.strategies import DrawFn
 
 from gateway.ir.calls import Call, InferRequest, InferResponse
 from gateway.ir.context import ModelRef, Need, Parameter
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import (
     GatewayError,
     InternalError,
@@ -26,7 +25,8 @@ from gateway.ir.errors import (
     Unsupported,
     UpstreamProtocolError,
 )
-from gateway.ir.tensor import RequestedOutput, Tensor, items_tensor, raw_tensor
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import RequestedOutput, Tensor, items_tensor, raw_tensor
 from gateway.wire.http import HttpRequest
 from tests.properties.amplified import answered, small_messages
 from tests.properties.carries import WAYS, Carries

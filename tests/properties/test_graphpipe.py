@@ -13,11 +13,18 @@ from hypothesis import strategies as st
 
 from gateway.ir.calls import InferRequest, InferResponse, ModelMetadataRequest
 from gateway.ir.context import Context, ModelRef
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError
 from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
-from gateway.ir.tensor import RequestedOutput, Tensor, as_items, as_raw, items_tensor, raw_tensor
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import (
+    RequestedOutput,
+    Tensor,
+    as_items,
+    as_raw,
+    items_tensor,
+    raw_tensor,
+)
 from gateway.protocols.graphpipe.config_parameter import CONFIG, CONFIG_BASE64
 from gateway.protocols.graphpipe.datatypes import DATATYPES, NUMBERS
 from gateway.protocols.graphpipe.http import HttpCodec

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from gateway.ir.calls import InferRequest, InferResponse, StreamInferRequest
 from gateway.ir.context import ModelRef
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError
 from gateway.ir.limits import DEFAULT_LIMITS
-from gateway.ir.tensor import Tensor, array_tensor, items_tensor
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import Tensor, array_tensor, items_tensor
 from gateway.protocols.grps.brpc.codec import BrpcCodec
 from gateway.protocols.grps.brpc.framing import BaiduFramer
 from gateway.protocols.grps.datatypes import BY_DATATYPE

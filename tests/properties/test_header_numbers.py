@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from gateway.wire.grpc import GrpcRequest, GrpcResponse
+from gateway.wire.heads.metadata import retry_after_s
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
-from gateway.wire.metadata import retry_after_s
 from tests.integration import http_kit
 from tests.properties.amplified import Seed, answered, small_messages
 from tests.properties.registered import REGISTERED, body_of

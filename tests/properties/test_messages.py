@@ -25,10 +25,15 @@ from gateway.schema import tensorflow_messages_pb2 as tensorflow
 from gateway.schema import tensorflow_serving_pb2 as tensorflow_serving
 from gateway.schema import tensorrt_v1_pb2 as tensorrt_v1
 from gateway.schema import torchserve_inference_pb2 as torchserve_inference
-from gateway.wire import protobuf as pb
-from gateway.wire import tensor_protos
-from gateway.wire.messages import FieldKind, MessageDescriptor, MessageField, generate_reader
-from gateway.wire.protobuf import Parts
+from gateway.wire.protobuf import tensor_protos
+from gateway.wire.protobuf import wire_format as pb
+from gateway.wire.protobuf.messages import (
+    FieldKind,
+    MessageDescriptor,
+    MessageField,
+    generate_reader,
+)
+from gateway.wire.protobuf.wire_format import Parts
 from tests.properties.test_protobuf import any_message, damaged, plain, read
 
 DESCRIBED: Sequence[tuple[MessageDescriptor[Any], type[Message]]] = [

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from gateway.api.protocol import Codec
 from gateway.ir.calls import InferRequest, inference_of
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest
 from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
-from gateway.ir.nearest import loads_to_odd, may_lie_between, to_odd
-from gateway.ir.tensor import as_raw
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import as_raw
+from gateway.ir.values.nearest import loads_to_odd, may_lie_between, to_odd
 from gateway.policies.access.rules import Size
 from gateway.policies.access.sizes import size_of
 from gateway.policies.complete.parameters import split_flat_members

@@ -18,11 +18,11 @@ from hypothesis.strategies import DrawFn
 
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import CallSequence, ModelRef
-from gateway.ir.data import split_items
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError, MalformedMessage
 from gateway.ir.limits import DEFAULT_LIMITS, check_name, check_shape, is_usable_name
-from gateway.ir.tensor import RequestedOutput, Tensor, as_raw, items_tensor, raw_tensor
+from gateway.ir.tensors.data import split_items
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import RequestedOutput, Tensor, as_raw, items_tensor, raw_tensor
 from gateway.protocols.oip.datatypes import CONTENTS_FIELD, CONTENTS_NAMES, parse_datatype
 from gateway.protocols.oip.grpc.codec import GrpcCodec
 from gateway.protocols.oip.grpc.decode import InferReader, Read
@@ -30,7 +30,7 @@ from gateway.protocols.oip.grpc.encode import InferEncoder
 from gateway.protocols.oip.parameters import join_parameters
 from gateway.schema import open_inference_pb2 as pb
 from gateway.wire.grpc import GrpcRequest, GrpcResponse
-from gateway.wire.protobuf import (
+from gateway.wire.protobuf.wire_format import (
     LEN,
     tag,
 )

@@ -2,7 +2,7 @@
 
 The scanner knows no messages, so it is compared twice: on a message without fields, where the
 library too only scans, and through `decoded` below, which reads messages by their descriptors
-with nothing but `gateway.wire.protobuf`.  It refuses one thing that the library takes: field
+with nothing but `gateway.wire.protobuf.wire_format`.  It refuses one thing that the library takes: field
 number 0 among unknown fields.
 """
 
@@ -18,8 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.schema import open_inference_pb2 as oip
-from gateway.wire import protobuf as pb
-from gateway.wire import protobuf_packed as arrays
+from gateway.wire.protobuf import packed as arrays
+from gateway.wire.protobuf import wire_format as pb
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor

@@ -12,17 +12,17 @@ import pytest
 
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import ModelRef
-from gateway.ir.data import UntypedRules
-from gateway.ir.datatypes import Datatype, bf16_of_fp32, fp32_of_bf16
 from gateway.ir.errors import InvalidRequest
 from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
-from gateway.ir.tensor import array_tensor, as_numpy, as_raw
+from gateway.ir.tensors.data import UntypedRules
+from gateway.ir.tensors.datatypes import Datatype, bf16_of_fp32, fp32_of_bf16
+from gateway.ir.tensors.tensor import array_tensor, as_numpy, as_raw
 from gateway.policies.complete.untyped import quickly_typed, typed_request
 from gateway.protocols.tfs.http.codec import HttpCodec
 from gateway.wire.http import HttpRequest
-from gateway.wire.row_values import RowStyle, columns_json, rows_json, value_json
-from gateway.wire.rows import RowsReader, read_rows_document
+from gateway.wire.rows.read import RowsReader, read_rows_document
+from gateway.wire.rows.write import RowStyle, columns_json, rows_json, value_json
 
 NUMBERS: Final = [each for each in Datatype if each not in (Datatype.BYTES, Datatype.BOOL)]
 DOCUMENTS: Final = 40

@@ -13,11 +13,11 @@ from hypothesis.extra import numpy as arrays
 
 from gateway.ir.calls import Call, InferRequest, InferResponse, ModelMetadataRequest
 from gateway.ir.context import ModelRef
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError
 from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
-from gateway.ir.tensor import Tensor, array_tensor, as_items, as_raw, items_tensor
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import Tensor, array_tensor, as_items, as_raw, items_tensor
 from gateway.policies.complete.policy import Complete
 from gateway.protocols.torchserve.declarations import BodyForm, read_declaration
 from gateway.protocols.torchserve.grpc.codec import METHODS, GrpcCodec

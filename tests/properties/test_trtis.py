@@ -16,12 +16,12 @@ from gateway.ir.calls import (
     ServerStatusRequest,
 )
 from gateway.ir.context import CallSequence, Context, ModelRef
-from gateway.ir.data import RawData
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError
 from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.ir.metadata import ModelMetadata, ModelStatus, ServerStatus, TensorMetadata
-from gateway.ir.tensor import RequestedOutput, Tensor, as_raw
+from gateway.ir.tensors.data import RawData
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import RequestedOutput, Tensor, as_raw
 from gateway.policies.complete.batch_axis import (
     apply_batch_size,
     merge_batch_size,

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 from gateway.backends.instance_pool import InstancePool
 from gateway.frontend.frontend import Frontend
+from gateway.ir.bodies.streams import NotifyingStream
 from gateway.ir.call_keys import key_of
 from gateway.ir.calls import Call, InferRequest, InferResponse, StreamInferRequest, inference_of
 from gateway.ir.context import CallSequence, Context, ModelRef
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError, NotSent, Unsupported
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
-from gateway.ir.streams import NotifyingStream
-from gateway.ir.tensor import array_tensor, as_numpy
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import array_tensor, as_numpy
 from gateway.policies.batch.policy import Batch
 from gateway.policies.batch.queue import BatchRules
 from gateway.policies.limits.concurrency import ConcurrencyLimit

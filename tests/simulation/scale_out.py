@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from gateway.config.models import ProbeConfig
-from gateway.routing.load_balancing import BalancingPolicy, LoadBalancer, PeakEwma
+from gateway.routing.balancing.load_balancing import BalancingPolicy, LoadBalancer, PeakEwma
 from gateway.routing.sequence_affinity import rendezvous, rendezvous_order
 
 SIZES: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)

@@ -13,9 +13,9 @@ from gateway.ir.context import Origin
 from gateway.ir.errors import NotSent, Unavailable
 from gateway.policies.limits.policy import CallLimits
 from gateway.policies.limits.retry import AttemptTimeout, RetryBudget, RetryRules
-from gateway.routing.endpoint import Endpoint
-from gateway.routing.endpoints import Endpoints
-from gateway.routing.load_balancing import BalancingPolicy, LoadBalancer
+from gateway.routing.balancing.endpoint import Endpoint
+from gateway.routing.balancing.endpoints import Endpoints
+from gateway.routing.balancing.load_balancing import BalancingPolicy, LoadBalancer
 from tests.simulation.virtual_time import ModelServer, Traffic, good, percentile, simulate
 
 SERVICE_S = 0.02

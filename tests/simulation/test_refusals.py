@@ -15,10 +15,10 @@ from gateway.ir.context import Origin
 from gateway.ir.errors import Forbidden, GatewayError, Overloaded, Unavailable, UpstreamError
 from gateway.policies.limits.policy import CallLimits
 from gateway.policies.limits.retry import RetryBudget, RetryRules
-from gateway.routing.endpoint import Endpoint
-from gateway.routing.endpoints import Endpoints
-from gateway.routing.load_balancing import BalancingPolicy, LoadBalancer
-from gateway.routing.outlier_detection import DEFAULT, OutlierDetection
+from gateway.routing.balancing.endpoint import Endpoint
+from gateway.routing.balancing.endpoints import Endpoints
+from gateway.routing.balancing.load_balancing import BalancingPolicy, LoadBalancer
+from gateway.routing.balancing.outlier_detection import DEFAULT, OutlierDetection
 from gateway.service import Service
 from tests.simulation.virtual_time import (
     ModelServer,

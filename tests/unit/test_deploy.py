@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from gateway.app.check.check import check
-from gateway.cli.liveness import DEFAULT_ADMIN
+from gateway.cli.calling.liveness import DEFAULT_ADMIN
 from gateway.config.load import load_file, load_text
 from tests.unit.test_console_blocks import flags_of
 

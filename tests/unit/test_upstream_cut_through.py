@@ -9,13 +9,13 @@ import pytest
 
 from gateway.api.protocol import CutThroughCodec
 from gateway.frontend.frontend import Frontend
+from gateway.ir.bodies.streamed_inputs import streaming_body_of
 from gateway.ir.calls import Call, InferRequest
 from gateway.ir.context import ModelRef
-from gateway.ir.data import StreamedData
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import MalformedMessage, Overloaded, Unavailable
-from gateway.ir.streamed_inputs import streaming_body_of
-from gateway.ir.tensor import as_raw, streamed_tensor
+from gateway.ir.tensors.data import StreamedData
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import as_raw, streamed_tensor
 from gateway.upstream import Upstream
 from tests.fakes import FakeArriving, FakeCodec, ScriptedService
 

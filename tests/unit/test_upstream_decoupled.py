@@ -16,7 +16,7 @@ from gateway.ir.calls import (
 )
 from gateway.ir.context import Context, ModelRef
 from gateway.ir.errors import Decoupled, GatewayError, NotFound, Unsupported, UpstreamError
-from gateway.ir.tensor import items_tensor
+from gateway.ir.tensors.tensor import items_tensor
 from gateway.upstream import Upstream
 from tests.fakes import FakeCodec
 

@@ -15,8 +15,8 @@ import structlog
 
 from gateway.api.admin import AdminNeed
 from gateway.config.admin import AdminConfig
-from gateway.telemetry.line_writer import FileOutput, LineWriter
-from gateway.telemetry.logs import cut_values
+from gateway.telemetry.log.line_writer import FileOutput, LineWriter
+from gateway.telemetry.log.logs import cut_values
 from gateway.wire.http import HttpRequest
 
 log = structlog.get_logger(__name__)

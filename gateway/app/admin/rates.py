@@ -15,8 +15,8 @@ from prometheus_client.samples import Sample
 
 from gateway.concurrency.slices import in_slices
 from gateway.telemetry import names
-from gateway.telemetry.call_log import NO_FAILURES, TRAFFIC_KINDS
 from gateway.telemetry.families import HistogramFamily
+from gateway.telemetry.log.call_log import NO_FAILURES, TRAFFIC_KINDS
 
 WINDOW_S: Final = 60.0
 _LEAST_S: Final = 1.0

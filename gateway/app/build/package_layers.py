@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any, Final, TypeVar, cast, get_args, get_origin
 
 from gateway.api.layer import Calls, Entries, Layer, LayerContext, Reads
+from gateway.ir.bodies.streams import close_stream
 from gateway.ir.calls import (
     Call,
     InferRequest,
@@ -20,7 +21,6 @@ from gateway.ir.calls import (
 )
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import Unsupported
-from gateway.ir.streams import close_stream
 from gateway.policies.buffer_body import BufferBody
 from gateway.policies.complete.policy import Complete
 from gateway.policies.complete.tensors import ALL_NEEDS

@@ -71,8 +71,8 @@ from gateway.routing.router import Router
 from gateway.routing.server_info import Index, ServerInfo, ServerOptions
 from gateway.routing.upstream_queries import UpstreamQuestions
 from gateway.service import Service
-from gateway.telemetry import logs
-from gateway.telemetry.log_settings import LogSettings
+from gateway.telemetry.log import logs
+from gateway.telemetry.log.log_settings import LogSettings
 from gateway.transports.memory_budget import MemoryBudget
 from gateway.transports.net.tls_files import TlsFiles
 

@@ -39,10 +39,10 @@ from gateway.policies.forward_headers import AddedHeaders, QuestionHeaders
 from gateway.policies.known_models import KnownModels
 from gateway.policies.signatures import DescribedModels
 from gateway.registry import carrier_of, protocol
-from gateway.routing.endpoint import Endpoint
-from gateway.routing.endpoint_keys import SLOW_START, balancer_of, outlier_detection_of
-from gateway.routing.endpoints import Endpoints
-from gateway.routing.health_probe import Prober
+from gateway.routing.balancing.endpoint import Endpoint
+from gateway.routing.balancing.endpoint_keys import SLOW_START, balancer_of, outlier_detection_of
+from gateway.routing.balancing.endpoints import Endpoints
+from gateway.routing.balancing.health_probe import Prober
 from gateway.routing.sequence_affinity import IDLE_S
 from gateway.service import Service
 from gateway.settings.signature import SignatureConfig
@@ -50,8 +50,8 @@ from gateway.settings.units import Address, Url
 from gateway.telemetry import names
 from gateway.telemetry.call_path import current_route
 from gateway.telemetry.metrics import Metrics
-from gateway.telemetry.model_calls import ModelCalls
 from gateway.telemetry.upstream_metrics import EndpointAttempts
+from gateway.telemetry.usage.model_calls import ModelCalls
 from gateway.transports.contract import ClientLimits, GrpcClient, HttpClient
 from gateway.transports.grpc.withheld import WithheldCalls
 from gateway.transports.memory_budget import UNLIMITED, MemoryBudget

@@ -15,7 +15,7 @@ from gateway.policies.usage_statistics import UsageStatistics
 from gateway.routing.server_status import ServerStatusLayer, UnknownModels
 from gateway.routing.upstream_queries import RefreshModelIndex
 from gateway.service import Service
-from gateway.telemetry.model_usage import Usage
+from gateway.telemetry.usage.model_usage import Usage
 
 
 @dataclass(frozen=True, slots=True)

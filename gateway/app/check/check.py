@@ -43,7 +43,7 @@ from gateway.settings.setting import Setting
 from gateway.settings.signature import SignatureConfig
 from gateway.settings.units import Address, StreamAddress, Url
 from gateway.telemetry.faults import FAULTS
-from gateway.wire.metadata import carries_header
+from gateway.wire.heads.metadata import carries_header
 
 _NOT_ON_ONE_PORT: Final = (
     "'transport: reference' cannot serve HTTP and gRPC on one port: aiohttp has no HTTP/2, and "

@@ -16,9 +16,9 @@ import structlog
 
 from gateway.app.build.server_identity import ServerIdentity
 from gateway.concurrency.background import start_background
-from gateway.routing.endpoint import Endpoint
-from gateway.routing.endpoints import Endpoints
-from gateway.routing.health_probe import Prober
+from gateway.routing.balancing.endpoint import Endpoint
+from gateway.routing.balancing.endpoints import Endpoints
+from gateway.routing.balancing.health_probe import Prober
 from gateway.service import Service
 from gateway.settings.units import Url
 from gateway.transports.contract import HttpClient

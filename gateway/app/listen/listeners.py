@@ -45,7 +45,7 @@ from gateway.routing.server_status import model_status
 from gateway.service import Service
 from gateway.settings.units import Address
 from gateway.telemetry import names
-from gateway.telemetry.call_log import CallLog
+from gateway.telemetry.log.call_log import CallLog
 from gateway.telemetry.metrics import Metrics
 from gateway.transports.authentication import Authentication
 from gateway.transports.connection_count import ConnectionCount
@@ -64,7 +64,7 @@ from gateway.transports.net.tls_files import TlsContext, TlsFiles
 from gateway.transports.stream.protocol_sniffing import SharedPortProtocols, may_be_http
 from gateway.transports.stream.server import StreamServer
 from gateway.wire.declarations import DeclaringCodec
-from gateway.wire.request_id import (
+from gateway.wire.heads.request_id import (
     attach_grpc_request_id,
     attach_http_request_id,
     grpc_request_id,

@@ -9,8 +9,8 @@ from gateway.ir.context import Client
 from gateway.ir.errors import Forbidden, GatewayError
 from gateway.transports.contract import HttpFrontend
 from gateway.wire.errors import HTTP_STATUS, allowed_methods
+from gateway.wire.heads.request_id import attach_http_request_id, http_request_id
 from gateway.wire.http import Headers, HttpRequest, HttpResponse, response_parts, with_headers
-from gateway.wire.request_id import attach_http_request_id, http_request_id
 
 NAME: Final = "metrics"
 """What stands for the protocol, for the log and for rules."""

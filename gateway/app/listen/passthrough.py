@@ -25,9 +25,9 @@ from gateway.policies.forward_headers import (
     forwards_authorization,
     has_two_credentials,
 )
-from gateway.telemetry.call_log import OK, PASSTHROUGH, CallRecord
 from gateway.telemetry.call_path import CallPath
 from gateway.telemetry.faults import FAULTS
+from gateway.telemetry.log.call_log import OK, PASSTHROUGH, CallRecord
 from gateway.telemetry.upstream_metrics import ByteCounter
 from gateway.transports.contract import HttpClient
 from gateway.transports.http.faults import text_response
@@ -39,9 +39,9 @@ from gateway.transports.http.passthrough import (
     PassthroughRules,
 )
 from gateway.wire.errors import HTTP_STATUS, error_class_of_http
+from gateway.wire.heads.request_id import attach_http_request_id, http_request_id, new_request_ids
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
-from gateway.wire.json_values import read_value
-from gateway.wire.request_id import attach_http_request_id, http_request_id, new_request_ids
+from gateway.wire.json.values import read_value
 
 log = structlog.get_logger(__name__)
 

@@ -11,7 +11,7 @@ from gateway.config.yaml_tree import KeyPath
 from gateway.registry import protocol, protocol_names
 from gateway.transports.authentication import Authentication
 from gateway.transports.grpc.health import CHECK, WATCH
-from gateway.wire.path_claims import ClaimKind, Passing, PathClaim
+from gateway.wire.heads.path_claims import ClaimKind, Passing, PathClaim
 
 _EVERY_PATH: Final = PathClaim("/")
 _FIRM: Final = 2

@@ -12,12 +12,12 @@ from gateway.ir.calls import OpaqueCall
 from gateway.ir.context import Client
 from gateway.ir.errors import GatewayError, Unauthenticated
 from gateway.ir.unread import is_refusal, unread_call
-from gateway.telemetry.call_log import NO_FAILURES, CallLog, CallRecord
+from gateway.telemetry.log.call_log import NO_FAILURES, CallLog, CallRecord
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.upstream_metrics import ByteCounter
 from gateway.transports.connection_count import TooManyConnections
+from gateway.wire.heads.request_id import new_request_ids
 from gateway.wire.http import HttpRequest
-from gateway.wire.request_id import new_request_ids
 
 log = structlog.get_logger(__name__)
 

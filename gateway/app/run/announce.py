@@ -21,7 +21,7 @@ from gateway.policies.limits.deadline import TIMEOUT
 from gateway.policies.shared_memory.layer import SHARED_MEMORY
 from gateway.registry import platforms, protocol, protocol_names
 from gateway.service import Service
-from gateway.telemetry.error_texts import error_text
+from gateway.telemetry.log.error_texts import error_text
 
 log = structlog.get_logger(__name__)
 

@@ -60,15 +60,16 @@ from gateway.policies.shared_memory.layer import SHARED_REGIONS
 from gateway.policies.shared_memory.regions import Regions
 from gateway.routing.sequence_affinity import FinishSequences
 from gateway.service import Service
-from gateway.telemetry import error_texts, logs, names
-from gateway.telemetry.access_log import AccessLog
-from gateway.telemetry.call_log import CallLog
+from gateway.telemetry import names
 from gateway.telemetry.call_path import CallPath, inherited_path
 from gateway.telemetry.exposition import write_page
 from gateway.telemetry.gauges import LoopLag
-from gateway.telemetry.lost_lines import LostLines
+from gateway.telemetry.log import error_texts, logs
+from gateway.telemetry.log.access_log import AccessLog
+from gateway.telemetry.log.call_log import CallLog
+from gateway.telemetry.log.lost_lines import LostLines
 from gateway.telemetry.metrics import Metrics
-from gateway.telemetry.triton_names import TritonNames
+from gateway.telemetry.usage.triton_names import TritonNames
 from gateway.transports.contract import Server
 from gateway.transports.memory_budget import MemoryBudget
 from gateway.transports.net.tls_files import TlsFiles
@@ -76,7 +77,7 @@ from gateway.transports.reservation import BUILD_WAIT_S, BuildReservation
 
 if TYPE_CHECKING:
     from gateway.app.run.server_counts import ServerCounts
-    from gateway.telemetry.model_counts import ModelCounts
+    from gateway.telemetry.usage.model_counts import ModelCounts
 
 log = structlog.get_logger(__name__)
 

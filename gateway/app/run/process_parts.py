@@ -11,8 +11,8 @@ from gateway.policies.limits.shed_load import ProcessLoad
 from gateway.policies.observe import Recorder
 from gateway.policies.shared_memory.forwarded import ForwardedRegions
 from gateway.policies.shared_memory.regions import Regions
-from gateway.telemetry.call_log import CallLog
 from gateway.telemetry.call_path import CallPath
+from gateway.telemetry.log.call_log import CallLog
 from gateway.telemetry.metrics import Metrics
 from gateway.transports.memory_budget import MemoryBudget
 

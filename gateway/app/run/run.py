@@ -20,7 +20,7 @@ from gateway.concurrency.background import start_background
 from gateway.concurrency.process_end import run_to_end
 from gateway.config.load import LoadedConfig
 from gateway.schema.pool import require_fast_runtime
-from gateway.telemetry import logs
+from gateway.telemetry.log import logs
 from gateway.transports.net.sockets import raise_descriptor_limit
 
 

@@ -16,7 +16,7 @@ from gateway.config.load import LoadedConfig
 from gateway.config.models import Config, UpstreamConfig
 from gateway.config.routes import RouteConfig
 from gateway.registry import extensions
-from gateway.routing.endpoints import ALL
+from gateway.routing.balancing.endpoints import ALL
 
 Weights = Mapping[str, int]
 """Weight of each target of a route, by the name of the target."""

@@ -29,8 +29,8 @@ from gateway.ir.statistics import ModelStatistics
 from gateway.policies.cache import CACHE
 from gateway.service import Service
 from gateway.telemetry import names
-from gateway.telemetry.model_counts import ModelCounts
-from gateway.telemetry.triton_names import CACHE_METRICS, counters_of, rows_of
+from gateway.telemetry.usage.model_counts import ModelCounts
+from gateway.telemetry.usage.triton_names import CACHE_METRICS, counters_of, rows_of
 
 _TIMEOUT_S: Final = 1.0
 _PAUSE_S: Final = 1.0

@@ -47,10 +47,11 @@ from gateway.concurrency.slices import in_slices
 from gateway.concurrency.timeouts import is_set_within
 from gateway.config.load import ConfigError, LoadedConfig
 from gateway.config.models import LifecycleConfig
-from gateway.telemetry import logs, names
+from gateway.telemetry import names
 from gateway.telemetry.aggregation import MetricsAggregator, family_of, snapshot, total_of
 from gateway.telemetry.exposition import write_page
-from gateway.telemetry.lost_lines import LostLines
+from gateway.telemetry.log import logs
+from gateway.telemetry.log.lost_lines import LostLines
 
 log = structlog.get_logger(__name__)
 

@@ -34,9 +34,9 @@ from gateway.concurrency.background import start_background
 from gateway.concurrency.process_end import end_within, run_to_end
 from gateway.concurrency.slices import in_slices
 from gateway.config.load import ConfigError
-from gateway.telemetry import logs
 from gateway.telemetry.aggregation import snapshot
 from gateway.telemetry.faults import FAULTS
+from gateway.telemetry.log import logs
 
 log = structlog.get_logger(__name__)
 

@@ -27,10 +27,10 @@ from gateway.backends.torch.signature import match_inputs, resolve_signature, se
 from gateway.backends.torch.tensors import datatype_of, dtype_of
 from gateway.backends.validation import Signature
 from gateway.backends.versions import Versions
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, Overloaded
 from gateway.ir.metadata import ModelMetadata
-from gateway.ir.tensor import Shape
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import Shape
 
 log = structlog.get_logger(__name__)
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gateway.backends.torch.tensors import array_of, dtype_of, tensor_of
-from gateway.ir.datatypes import Datatype
+from gateway.ir.tensors.datatypes import Datatype
 
 InputArrays = Sequence[tuple[Datatype, npt.NDArray[Any]]]
 ProgramCall = Callable[[Sequence[Any]], Sequence[Any]]

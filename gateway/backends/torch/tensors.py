@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gateway.ir.datatypes import Datatype
+from gateway.ir.tensors.datatypes import Datatype
 
 # Attributes of PyTorch; older releases have no unsigned types above 8 bits.
 _DTYPES = {

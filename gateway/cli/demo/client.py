@@ -10,16 +10,16 @@ import numpy as np
 
 from gateway.api.protocol import Options, StreamBinding
 from gateway.app import connect
+from gateway.cli.calling.guessed_outputs import with_datatypes
 from gateway.cli.demo.config import STREAMS, TEXT_MODEL
 from gateway.cli.demo.digit_texts import text_of
 from gateway.cli.demo.relay import Relay
 from gateway.cli.demo.samples import SIDE, Scan, Sentence
-from gateway.cli.guessed_outputs import with_datatypes
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import Context, ModelRef, Need
 from gateway.ir.errors import UpstreamProtocolError
 from gateway.ir.limits import DEFAULT_LIMITS
-from gateway.ir.tensor import Tensor, array_tensor, as_items, as_numpy, items_tensor
+from gateway.ir.tensors.tensor import Tensor, array_tensor, as_items, as_numpy, items_tensor
 from gateway.policies.complete.policy import Complete
 from gateway.registry import PROTOCOLS, protocol
 from gateway.service import Service

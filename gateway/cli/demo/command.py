@@ -20,8 +20,8 @@ from gateway.cli.output import (
     print_note,
     print_text,
 )
-from gateway.cli.run import run_mapping
-from gateway.cli.serve import AdminOption, GrpcOption, HttpOption
+from gateway.cli.serving.run import run_mapping
+from gateway.cli.serving.serve import AdminOption, GrpcOption, HttpOption
 from gateway.ir.errors import GatewayError
 from gateway.registry import load_dotted
 

@@ -4,7 +4,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from gateway.cli.sidecar import (
+from gateway.cli.serving.sidecar import (
     DEFAULT_GRPC,
     DEFAULT_HTTP,
     admin_config,

@@ -9,9 +9,9 @@ import numpy.typing as npt
 
 from gateway.backends.onnx import import_runtime
 from gateway.cli.demo.samples import SIDE, Scan
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest
 from gateway.ir.metadata import TensorMetadata
+from gateway.ir.tensors.datatypes import Datatype
 
 Arrays = dict[str, npt.NDArray[Any]]
 

@@ -17,10 +17,10 @@ from typing import Any, Final
 from gateway.events.choice import privacy_of
 from gateway.events.definition import SinkDefinition
 from gateway.events.messages import REQUEST, EventNote
-from gateway.ir.data import RawData
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError
-from gateway.ir.tensor import Tensor
+from gateway.ir.tensors.data import RawData
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import Tensor
 from gateway.protocols.oip.json.write import elements_text
 from gateway.shadow.records.column_texts import parse_details, parse_parameters, parse_shape
 from gateway.shadow.records.privacy import Hasher, Payload, least_payload

@@ -11,8 +11,8 @@ from math import prod
 from types import MappingProxyType
 from typing import Any, Final
 
-from gateway.ir.datatypes import Datatype
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
+from gateway.ir.tensors.datatypes import Datatype
 from gateway.settings.units import Url
 
 CURL, HTTP_CLIENT, GRPC_CLIENT = "curl", "tritonclient.http", "tritonclient.grpc"

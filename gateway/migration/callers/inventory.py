@@ -27,7 +27,7 @@ from gateway.config.load import LoadedConfig
 from gateway.ir.bounded_dict import BoundedDict
 from gateway.ir.calls import InferRequest, OpaqueCall
 from gateway.ir.identity import ANONYMOUS
-from gateway.ir.tensor import Tensor
+from gateway.ir.tensors.tensor import Tensor
 from gateway.ir.unread import is_unread, path_of
 from gateway.migration.settings import STOCK
 from gateway.settings.private_files import make_directory, private_opener, replace_private

@@ -7,7 +7,8 @@ from typing import Annotated, Any
 import typer
 
 from gateway.cli.admin import asks_admin
-from gateway.cli.client import run_client
+from gateway.cli.calling.client import run_client
+from gateway.cli.calling.signatures import load_signatures
 from gateway.cli.output import (
     WRONG_USAGE,
     OutputFormat,
@@ -17,7 +18,6 @@ from gateway.cli.output import (
     print_note,
     print_text,
 )
-from gateway.cli.signatures import load_signatures
 from gateway.ir.calls import ModelMetadataRequest
 from gateway.ir.context import Context, ModelRef
 from gateway.ir.metadata import ModelMetadata

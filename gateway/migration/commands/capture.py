@@ -18,7 +18,7 @@ from gateway.cli.admin import (
     post_change,
     split_address,
 )
-from gateway.cli.liveness import DEFAULT_ADMIN
+from gateway.cli.calling.liveness import DEFAULT_ADMIN
 from gateway.cli.output import (
     FAILED,
     WRONG_USAGE,

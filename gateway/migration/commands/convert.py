@@ -15,15 +15,15 @@ import typer
 from gateway.api.protocol import Codec, ProtocolSpec
 from gateway.app.build.upstreams import chain_of_server
 from gateway.app.chains.upstream import ServerTraits
+from gateway.cli.calling.signatures import load_signatures
+from gateway.cli.calling.tensors import json_of
 from gateway.cli.output import WRONG_USAGE, fail, print_note, print_text, write_bytes
-from gateway.cli.signatures import load_signatures
-from gateway.cli.tensors import json_of
 from gateway.ir.calls import Call, InferRequest, InferResponse
 from gateway.ir.context import ModelRef, Need
 from gateway.ir.errors import GatewayError
 from gateway.ir.limits import MessageLimits
 from gateway.ir.metadata import ModelMetadata
-from gateway.ir.tensor import Tensor
+from gateway.ir.tensors.tensor import Tensor
 from gateway.ir.texts import printable
 from gateway.migration.commands.capture import open_capture, print_problems
 from gateway.migration.commands.export import array_of

@@ -11,10 +11,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from gateway.cli.tensors import json_of
-from gateway.ir.datatypes import Datatype
+from gateway.cli.calling.tensors import json_of
 from gateway.ir.errors import GatewayError
-from gateway.ir.tensor import Tensor, as_items, as_numpy
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import Tensor, as_items, as_numpy
 from gateway.shadow.records.records import (
     INPUT,
     OLD,

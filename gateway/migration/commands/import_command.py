@@ -12,7 +12,7 @@ import yaml
 
 from gateway.cli.configuration import load_checked_mapping
 from gateway.cli.output import FAILED, WRONG_USAGE, fail, print_note, print_text
-from gateway.cli.sidecar import DEFAULT_GRPC, DEFAULT_HTTP
+from gateway.cli.serving.sidecar import DEFAULT_GRPC, DEFAULT_HTTP
 from gateway.config.load import ConfigError
 from gateway.migration.importers.graphpipe_command import import_graphpipe
 from gateway.migration.importers.grps_config import import_grps

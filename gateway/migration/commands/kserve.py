@@ -15,8 +15,8 @@ from gateway.app.run.reload import FollowedLoad, ReloadResult
 from gateway.backends.absent import ABSENT
 from gateway.cli.configuration import load_checked_mapping
 from gateway.cli.output import WRONG_USAGE, fail, print_note
-from gateway.cli.run import run_loaded
-from gateway.cli.sidecar import sidecar_config
+from gateway.cli.serving.run import run_loaded
+from gateway.cli.serving.sidecar import sidecar_config
 from gateway.config.load import LoadedConfig
 from gateway.migration.importers.model_folder import (
     Fingerprint,

@@ -22,6 +22,7 @@ from rich.progress import Progress
 from gateway.app import complete_service, connect
 from gateway.app.run.process import freeze_startup_objects
 from gateway.app.run.run import loop_factory
+from gateway.cli.calling.server_flags import ServerFlags, server_flags
 from gateway.cli.output import (
     FAILED,
     WRONG_USAGE,
@@ -32,7 +33,6 @@ from gateway.cli.output import (
     print_note,
     print_text,
 )
-from gateway.cli.server_flags import ServerFlags, server_flags
 from gateway.ir.calls import ServerMetadataRequest
 from gateway.ir.context import Context
 from gateway.ir.errors import GatewayError

@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from gateway.ir.datatypes import Datatype, fp32_of_bf16
+from gateway.ir.tensors.datatypes import Datatype, fp32_of_bf16
 from gateway.migration.compare.numbers import (
     ROUNDING,
     UNDERFLOW,

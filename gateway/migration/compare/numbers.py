@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from gateway.ir.datatypes import Datatype, bf16_of_fp32, fp32_of_bf16
+from gateway.ir.tensors.datatypes import Datatype, bf16_of_fp32, fp32_of_bf16
 
 Array = npt.NDArray[Any]
 Mask = npt.NDArray[np.bool_]

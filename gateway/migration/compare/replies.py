@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct, field
 
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import SERVER_ERRORS, ErrorCode
-from gateway.ir.tensor import Tensor, as_items, items_tensor
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import Tensor, as_items, items_tensor
 from gateway.migration.compare.rules import OutputRules
 from gateway.migration.compare.tensors import Errors, Outcome, TensorComparison, compare_tensors
 

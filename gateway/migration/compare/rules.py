@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Final, Literal
 
 from gateway.api.comparison import ComparisonRule
-from gateway.ir.datatypes import Datatype
+from gateway.ir.tensors.datatypes import Datatype
 
 Normalisation = Literal["exact", "nfc", "casefold", "whitespace", "json"]
 

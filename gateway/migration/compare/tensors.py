@@ -18,8 +18,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from gateway.ir.datatypes import Datatype
-from gateway.ir.tensor import Tensor, as_items, as_numpy, as_raw
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import Tensor, as_items, as_numpy, as_raw
 from gateway.migration.compare.float_differences import FloatDifferences
 from gateway.migration.compare.numbers import (
     Array,

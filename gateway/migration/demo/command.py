@@ -16,8 +16,8 @@ import yaml
 from gateway.app import Gateway
 from gateway.cli.demo.samples import Scan, draw, load_held_out
 from gateway.cli.output import FAILED, format_table, print_note, print_text
-from gateway.cli.run import run_mapping
-from gateway.cli.serve import AdminOption
+from gateway.cli.serving.run import run_mapping
+from gateway.cli.serving.serve import AdminOption
 from gateway.ir.errors import GatewayError
 from gateway.migration.demo.story import (
     NAME,

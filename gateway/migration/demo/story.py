@@ -19,7 +19,7 @@ from gateway.app import Gateway
 from gateway.cli.demo.client import DemoReply, classify_digit, client_routes, opened
 from gateway.cli.demo.config import demo_config
 from gateway.cli.demo.samples import Scan
-from gateway.cli.sidecar import OFF, load_mapping
+from gateway.cli.serving.sidecar import OFF, load_mapping
 from gateway.ir.errors import GatewayError
 from gateway.service import Service
 

@@ -10,9 +10,9 @@ from typing import Any, Final, NamedTuple
 
 from msgspec.structs import replace  # noqa: TID251  # rows have no wire origin
 
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError
-from gateway.ir.tensor import Tensor, as_items, as_numpy, as_raw
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import Tensor, as_items, as_numpy, as_raw
 from gateway.migration.compare.numbers import values_of
 from gateway.migration.compare.replies import Comparison, Result
 from gateway.migration.compare.tensors import Outcome

@@ -11,10 +11,10 @@ from typing import Any, Final
 from msgspec.structs import replace  # noqa: TID251  # a record has no wire origin
 
 from gateway.api.tap import TappedCall
+from gateway.ir.bodies.teed_body import TeeBudget, tee_body
 from gateway.ir.calls import Call, InferRequest, OpaqueCall, inference_of
 from gateway.ir.context import NO_CLIENT, Context
 from gateway.ir.errors import GatewayError
-from gateway.ir.teed_body import TeeBudget, tee_body
 from gateway.ir.unread import unread_call
 from gateway.migration import names
 from gateway.migration.captures.sampling import (

@@ -45,7 +45,7 @@ from gateway.shadow.records.privacy import Privacy
 from gateway.shadow.records.records import FORWARDED, OK, RecordedCall
 from gateway.shadow.records.transfer import Confirmation, SampleMessage, ShadowRequest
 from gateway.telemetry.call_path import CALL_PATH, CallPath
-from gateway.telemetry.error_texts import brief_text, error_text
+from gateway.telemetry.log.error_texts import brief_text, error_text
 
 log = structlog.get_logger(__name__)
 

@@ -6,10 +6,10 @@ from time import monotonic
 from typing import Any, Final
 
 from gateway.api.tap import SampledCall
+from gateway.ir.bodies.streamed_inputs import streaming_body_of
+from gateway.ir.bodies.teed_body import TeeBudget, tee_body
 from gateway.ir.calls import Call, InferRequest, OpaqueCall, inference_of
 from gateway.ir.errors import ErrorCode
-from gateway.ir.streamed_inputs import streaming_body_of
-from gateway.ir.teed_body import TeeBudget, tee_body
 from gateway.ir.unread import is_unread, is_unread_reply
 from gateway.migration import names
 from gateway.migration.mirror.outbox import Outbox

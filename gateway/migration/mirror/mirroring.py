@@ -34,7 +34,7 @@ from gateway.policies.shared_memory.regions import Regions
 from gateway.settings.patterns import is_pattern
 from gateway.shadow.part import SendDocument
 from gateway.shadow.records.transfer import Confirmation
-from gateway.telemetry.call_log import CallLog
+from gateway.telemetry.log.call_log import CallLog
 from gateway.telemetry.metrics import Metrics
 from gateway.transports.memory_budget import MemoryBudget
 

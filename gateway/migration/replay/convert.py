@@ -20,10 +20,10 @@ from gateway.ir.calls import (
     inference_of,
 )
 from gateway.ir.context import ModelRef, Need
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import ERROR_CLASSES, GatewayError, Unavailable, Unsupported
 from gateway.ir.metadata import ModelMetadata
-from gateway.ir.tensor import Tensor, items_tensor, raw_tensor
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import Tensor, items_tensor, raw_tensor
 from gateway.service import Service
 from gateway.shadow.records.records import RecordedCall
 

@@ -21,12 +21,12 @@ from msgspec.structs import replace  # noqa: TID251  # rows have no wire origin
 from gateway.api.protocol import Codec
 from gateway.ir.calls import Call, InferResponse, OpaqueCall
 from gateway.ir.context import Origin
-from gateway.ir.datatypes import Datatype
-from gateway.ir.doubles import MOST_EXACT
 from gateway.ir.errors import GatewayError, MalformedMessage, Unsupported
 from gateway.ir.limits import MessageLimits
-from gateway.ir.tensor import Tensor, array_tensor, items_tensor
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import Tensor, array_tensor, items_tensor
 from gateway.ir.unread import message_of
+from gateway.ir.values.doubles import MOST_EXACT
 from gateway.migration.replay.wire_messages import body_of
 from gateway.migration.replay.wire_replay import recorded_request
 from gateway.policies.access.operations import PASSTHROUGH

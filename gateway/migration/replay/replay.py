@@ -17,11 +17,11 @@ from msgspec.structs import replace  # noqa: TID251  # rows have no wire origin
 
 from gateway.api.protocol import Codec
 from gateway.concurrency.timeouts import Timeout
+from gateway.ir.bodies.streams import close_stream
 from gateway.ir.calls import Call, InferRequest, StreamInferRequest, with_model
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import ErrorCode, GatewayError, InvalidRequest, NotSent, Unsupported
-from gateway.ir.streams import close_stream
-from gateway.ir.tensor import Tensor
+from gateway.ir.tensors.tensor import Tensor
 from gateway.ir.unread import failure_of, is_refusal
 from gateway.migration.compare.replies import Comparison, Result, compare_results
 from gateway.migration.compare.rules import OutputRules
@@ -47,7 +47,7 @@ from gateway.shadow.records.records import (
     item_rows,
     outputs_of,
 )
-from gateway.telemetry.error_texts import error_text
+from gateway.telemetry.log.error_texts import error_text
 
 CONCURRENCY: Final = 64
 """Calls in flight of a replay without a pace."""

@@ -8,7 +8,6 @@ from typing import Any, TypeVar, cast
 from gateway.api.protocol import Codec, FramingCodec, ResponseSplitter
 from gateway.ir.calls import Call, InferResponse, StreamInferRequest, inference_of
 from gateway.ir.context import Metadata, Origin
-from gateway.ir.data import UntypedData
 from gateway.ir.errors import (
     GatewayError,
     InvalidRequest,
@@ -17,8 +16,9 @@ from gateway.ir.errors import (
     Unsupported,
 )
 from gateway.ir.metadata import TensorMetadata
-from gateway.ir.tensor import Tensor
-from gateway.ir.untyped import typed_tensor
+from gateway.ir.tensors.data import UntypedData
+from gateway.ir.tensors.tensor import Tensor
+from gateway.ir.values.untyped import typed_tensor
 from gateway.migration.compare.replies import Result
 from gateway.migration.replay.wire_messages import request_of
 from gateway.shadow.records.records import INVALID_VALUES, RecordedCall

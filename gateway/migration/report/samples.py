@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError
-from gateway.ir.tensor import Tensor, as_items, as_numpy
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import Tensor, as_items, as_numpy
 from gateway.migration.compare.numbers import values_of
 from gateway.migration.compare.replies import Result
 from gateway.migration.replay.differences import ComparedCall

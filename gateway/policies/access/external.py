@@ -20,7 +20,7 @@ from gateway.ir.bounded_dict import BoundedDict
 from gateway.ir.calls import Call, InferRequest, inference_of
 from gateway.ir.errors import AccessDenied, GatewayError, QuotaExceeded
 from gateway.ir.identity import GATEWAY, Identity
-from gateway.ir.tensor import Tensor
+from gateway.ir.tensors.tensor import Tensor
 from gateway.ir.texts import joinable
 from gateway.policies.access.operations import operation_of
 from gateway.policies.access.sizes import size_of

@@ -11,6 +11,7 @@ from dataclasses import replace
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple, NoReturn, TypeVar, cast
 
+from gateway.ir.bodies.streams import MappedStream, on_stream_end
 from gateway.ir.calls import (
     Call,
     InferRequest,
@@ -22,11 +23,10 @@ from gateway.ir.calls import (
     sequence_of,
 )
 from gateway.ir.context import CallSequence
-from gateway.ir.data import SharedMemoryData
 from gateway.ir.errors import GatewayError
 from gateway.ir.metadata import SharedRegion
-from gateway.ir.streams import MappedStream, on_stream_end
-from gateway.ir.tensor import RequestedOutput, Tensor
+from gateway.ir.tensors.data import SharedMemoryData
+from gateway.ir.tensors.tensor import RequestedOutput, Tensor
 from gateway.service import ReplyCoroutine, Service
 
 R = TypeVar("R")

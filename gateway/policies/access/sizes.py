@@ -8,11 +8,11 @@ import numpy as np
 
 from gateway.ir.calls import Call, InferRequest, OpaqueCall, inference_of
 from gateway.ir.context import Parameter
-from gateway.ir.data import ItemsData, RawData, UntypedData
-from gateway.ir.datatypes import Datatype
-from gateway.ir.items import LENGTH
-from gateway.ir.number_lists import nested_shape, unnested
-from gateway.ir.tensor import Tensor
+from gateway.ir.tensors.data import ItemsData, RawData, UntypedData
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.items import LENGTH
+from gateway.ir.tensors.tensor import Tensor
+from gateway.ir.values.number_lists import nested_shape, unnested
 from gateway.policies.access.rules import Size
 
 _WIDEST: Final = 8

@@ -11,7 +11,8 @@ import numpy as np
 
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import REQUEST_ID, TRACING, Context, Need, Parameters
-from gateway.ir.data import (
+from gateway.ir.errors import InvalidTensor, UpstreamProtocolError
+from gateway.ir.tensors.data import (
     ArrayData,
     ItemsData,
     JsonItemsData,
@@ -22,10 +23,9 @@ from gateway.ir.data import (
     UntypedData,
     check_items,
 )
-from gateway.ir.datatypes import Datatype
-from gateway.ir.errors import InvalidTensor, UpstreamProtocolError
-from gateway.ir.rows import IndependentRows
-from gateway.ir.tensor import Tensor, as_items, as_numpy, as_raw
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.rows import IndependentRows
+from gateway.ir.tensors.tensor import Tensor, as_items, as_numpy, as_raw
 from gateway.policies.batch.padding import cut_width, pad_tensors, width_of
 
 SHARED_NEEDS = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})

@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gateway.ir.calls import InferRequest
-from gateway.ir.rows import IndependentRows, most_padded
-from gateway.ir.tensor import Tensor, array_tensor, as_numpy
+from gateway.ir.tensors.rows import IndependentRows, most_padded
+from gateway.ir.tensors.tensor import Tensor, array_tensor, as_numpy
 
 Array = npt.NDArray[Any]
 

@@ -30,7 +30,7 @@ from gateway.policies.batch.queue import (
 )
 from gateway.service import Service
 from gateway.telemetry.call_path import record_batch
-from gateway.telemetry.error_texts import error_text
+from gateway.telemetry.log.error_texts import error_text
 
 log = structlog.get_logger(__name__)
 

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from gateway.ir.calls import InferRequest, InferResponse
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import UpstreamProtocolError
-from gateway.ir.tensor import Tensor, array_tensor, as_items, as_numpy, items_tensor
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import Tensor, array_tensor, as_items, as_numpy, items_tensor
 from gateway.policies.batch.merge import split_reply_of
 from gateway.policies.batch.padding import pad_columns
 

@@ -16,12 +16,12 @@ from typing import TypeVar
 
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import ModelRef
-from gateway.ir.data import RawData, SlicedData, TensorData, check_items
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, InvalidTensor, UpstreamProtocolError
-from gateway.ir.expected_inputs import find_mismatch
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
-from gateway.ir.tensor import Shape, Tensor, array_tensor, as_items, as_numpy, items_tensor
+from gateway.ir.tensors.data import RawData, SlicedData, TensorData, check_items
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.expected_inputs import find_mismatch
+from gateway.ir.tensors.tensor import Shape, Tensor, array_tensor, as_items, as_numpy, items_tensor
 
 M = TypeVar("M", InferRequest, InferResponse)
 

@@ -13,11 +13,11 @@ from typing import Final
 import numpy as np
 
 from gateway.ir.context import ModelRef, Need
-from gateway.ir.data import ArrayData, RawData, TensorData
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError
 from gateway.ir.metadata import TensorMetadata
-from gateway.ir.tensor import Tensor, as_numpy, as_raw
+from gateway.ir.tensors.data import ArrayData, RawData, TensorData
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import Tensor, as_numpy, as_raw
 
 # Substitutes by declared datatype. Some clients send booleans as INT8.
 _SUBSTITUTES: Final[Mapping[Datatype, frozenset[Datatype]]] = {

@@ -14,7 +14,6 @@ import numpy as np
 
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import Members, ModelRef, Parameter, replace_surrogates
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import (
     GatewayError,
     InvalidRequest,
@@ -22,8 +21,9 @@ from gateway.ir.errors import (
     UpstreamProtocolError,
 )
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
-from gateway.ir.nearest import DecimalMembers, may_lie_between
-from gateway.ir.tensor import Shape, Tensor, array_tensor, items_tensor
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import Shape, Tensor, array_tensor, items_tensor
+from gateway.ir.values.nearest import DecimalMembers, may_lie_between
 
 _MAX_SHOWN = 40
 

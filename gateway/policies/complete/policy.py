@@ -13,6 +13,7 @@ import structlog
 from gateway.accelerator import accelerated
 from gateway.concurrency.offload import run_bounded
 from gateway.ir import errors
+from gateway.ir.bodies.streams import MappedStream
 from gateway.ir.calls import (
     MODEL_CONTROL_CALLS,
     Call,
@@ -24,8 +25,7 @@ from gateway.ir.calls import (
 )
 from gateway.ir.context import NO_CONTEXT, Context, ModelRef, Need
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
-from gateway.ir.streams import MappedStream
-from gateway.ir.tensor import RequestedOutput, Tensor
+from gateway.ir.tensors.tensor import RequestedOutput, Tensor
 from gateway.model_info.metadata_cache import MetadataCache
 from gateway.policies.complete.batch_axis import (
     apply_batch_size,

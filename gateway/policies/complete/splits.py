@@ -9,12 +9,13 @@ from typing import Any
 from msgspec.structs import replace  # noqa: TID251  # of data, not of calls
 
 from gateway.ir.context import ModelRef
-from gateway.ir.data import JsonLayout, UntypedData
 from gateway.ir.errors import InvalidRequest
 from gateway.ir.metadata import ModelMetadata
-from gateway.ir.number_lists import nested_shape
-from gateway.ir.tensor import Tensor
-from gateway.ir.untyped import (
+from gateway.ir.tensors.data import JsonLayout, UntypedData
+from gateway.ir.tensors.tensor import Tensor
+from gateway.ir.tensors.validation import quote_names
+from gateway.ir.values.number_lists import nested_shape
+from gateway.ir.values.untyped import (
     RowsForm,
     matrix_tensor,
     parsed,
@@ -22,7 +23,6 @@ from gateway.ir.untyped import (
     typed_tensor,
     value_place,
 )
-from gateway.ir.validation import quote_names
 
 _MATRIX_RANK = 2
 

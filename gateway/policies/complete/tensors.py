@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gateway.ir.context import ModelRef, Need
-from gateway.ir.data import ArrayData, ItemsData, RawData
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError, InvalidTensor
 from gateway.ir.metadata import TensorMetadata
-from gateway.ir.tensor import Shape, Tensor, as_items, items_tensor
+from gateway.ir.tensors.data import ArrayData, ItemsData, RawData
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import Shape, Tensor, as_items, items_tensor
 
 ALL_NEEDS = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
 

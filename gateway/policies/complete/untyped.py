@@ -1,6 +1,6 @@
 """Inputs of JSON without datatypes become those that the model declares.
 
-`Complete` gets the metadata; `gateway.ir.untyped` reads the values.
+`Complete` gets the metadata; `gateway.ir.values.untyped` reads the values.
 
 Source: docs/protocols/rows.md, "3. Tables".
 """
@@ -15,15 +15,16 @@ import orjson
 from gateway.accelerator import accelerated
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import NO_PARAMETERS, ModelRef
-from gateway.ir.data import ArrayData, JsonLayout, RawData, UntypedData
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, TooLarge, UpstreamProtocolError
-from gateway.ir.field_tensors import element_tensor, field_tensor, setting_of
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
-from gateway.ir.nearest import may_lie_between
-from gateway.ir.number_lists import CODES, nested_numbers, nested_shape
-from gateway.ir.tensor import Shape, Tensor, array_tensor, as_numpy
-from gateway.ir.untyped import (
+from gateway.ir.tensors.data import ArrayData, JsonLayout, RawData, UntypedData
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import Shape, Tensor, array_tensor, as_numpy
+from gateway.ir.tensors.validation import quote_names, unknown_input, unknown_output
+from gateway.ir.values.field_tensors import element_tensor, field_tensor, setting_of
+from gateway.ir.values.nearest import may_lie_between
+from gateway.ir.values.number_lists import CODES, nested_numbers, nested_shape
+from gateway.ir.values.untyped import (
     RowsForm,
     adds_axis,
     declared_form,
@@ -33,7 +34,6 @@ from gateway.ir.untyped import (
     typed_tensor,
     value_place,
 )
-from gateway.ir.validation import quote_names, unknown_input, unknown_output
 from gateway.policies.complete.splits import split_inputs
 
 _MATRIX_RANK = 2

@@ -11,9 +11,9 @@ from typing import Any, Final
 from gateway.api.layer import LayerContext
 from gateway.concurrency.limiter import WAITED_S, waited_s
 from gateway.concurrency.timeouts import Timeout
+from gateway.ir.bodies.streams import close_stream
 from gateway.ir.calls import MODEL_CONTROL_CALLS, Call, InferResponse
 from gateway.ir.errors import DeadlineExceeded
-from gateway.ir.streams import close_stream
 from gateway.settings.fields import Duration
 from gateway.settings.setting import Setting
 

@@ -12,10 +12,10 @@ from pydantic import Field, model_validator
 from gateway.api.layer import Entries, Layer, LayerContext
 from gateway.concurrency.limiter import ControlledDelay, Limiter
 from gateway.concurrency.waiters import Share
+from gateway.ir.bodies.streams import on_stream_end
 from gateway.ir.call_keys import key_of
 from gateway.ir.calls import Call, InferRequest, StreamInferRequest, inference_of
 from gateway.ir.errors import DeadlineExceeded, Overloaded, RateExceeded
-from gateway.ir.streams import on_stream_end
 from gateway.policies.limits.concurrency import (
     IN_FLIGHT,
     INTERVAL_S,

@@ -16,8 +16,8 @@ from pydantic import Field
 
 from gateway.api.layer import Entries, Layer, LayerContext
 from gateway.ir.attempts import ATTEMPT, CallAttempt
+from gateway.ir.bodies.streamed_inputs import streaming_body_of
 from gateway.ir.calls import Call, InferRequest
-from gateway.ir.streamed_inputs import streaming_body_of
 from gateway.policies.limits.adaptive.latency import percentile
 from gateway.policies.limits.retry_keys import ROUTE_RETRY
 from gateway.service import Service

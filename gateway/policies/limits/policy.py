@@ -17,6 +17,9 @@ from gateway.accelerator import accelerated
 from gateway.api.layer import Entries, Layer, LayerContext
 from gateway.concurrency.limiter import WAITED_S, waited_s
 from gateway.concurrency.timeouts import Timeout, TimerWheel, WheelTimeout
+from gateway.ir.bodies.streamed_inputs import streaming_body_of
+from gateway.ir.bodies.streaming_body import StreamingBody
+from gateway.ir.bodies.streams import map_stream, on_stream_end
 from gateway.ir.calls import (
     MODEL_CONTROL_CALLS,
     Call,
@@ -26,9 +29,6 @@ from gateway.ir.calls import (
     inference_of,
 )
 from gateway.ir.errors import DeadlineExceeded, GatewayError
-from gateway.ir.streamed_inputs import streaming_body_of
-from gateway.ir.streaming_body import StreamingBody
-from gateway.ir.streams import map_stream, on_stream_end
 from gateway.policies.limits.concurrency import (
     IN_FLIGHT,
     QUEUE_TARGET,

@@ -17,6 +17,8 @@ import structlog
 from gateway.concurrency.timeouts import TimerWheel, WheelTimeout
 from gateway.ir import errors
 from gateway.ir.attempts import ATTEMPT, CallAttempt
+from gateway.ir.bodies.streamed_inputs import streaming_body_of
+from gateway.ir.bodies.streams import close_stream, map_stream
 from gateway.ir.calls import (
     MODEL_CONTROL_CALLS,
     Call,
@@ -26,11 +28,9 @@ from gateway.ir.calls import (
     inference_of,
     sequence_of,
 )
-from gateway.ir.streamed_inputs import streaming_body_of
-from gateway.ir.streams import close_stream, map_stream
 from gateway.policies.limits.deadline import StreamTimeouts, StreamWithTimeouts, deadline_error
 from gateway.service import Service
-from gateway.telemetry.error_texts import error_text
+from gateway.telemetry.log.error_texts import error_text
 
 log = structlog.get_logger(__name__)
 

@@ -14,10 +14,10 @@ from pydantic import Field
 
 from gateway.api.layer import Entries, Layer, LayerContext
 from gateway.concurrency.limiter import CLIENT_MEMORY
+from gateway.ir.bodies.streams import on_stream_end
 from gateway.ir.calls import Call, sequence_of
 from gateway.ir.context import CallSequence
 from gateway.ir.errors import ErrorCode, GatewayError, NotSent, Overloaded
-from gateway.ir.streams import on_stream_end
 from gateway.service import ReplyCoroutine, Service
 from gateway.settings.fields import Duration, Name
 from gateway.settings.setting import Setting

@@ -19,14 +19,14 @@ from gateway.ir.calls import (
     SharedStatusRequest,
     SharedUnregisterRequest,
 )
-from gateway.ir.data import SharedMemoryData
 from gateway.ir.errors import (
     GatewayError,
     RegionNotFound,
     Unsupported,
 )
 from gateway.ir.metadata import SharedRegion
-from gateway.ir.tensor import RequestedOutput, Tensor
+from gateway.ir.tensors.data import SharedMemoryData
+from gateway.ir.tensors.tensor import RequestedOutput, Tensor
 from gateway.policies.shared_memory.policy import Release, references, with_data
 from gateway.policies.shared_memory.regions import (
     SEGMENT_FOLDER,

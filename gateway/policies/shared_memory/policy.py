@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar, Protocol, TypeVar, cast
 
+from gateway.ir.bodies.streams import MappedStream, NotifyingStream
 from gateway.ir.calls import (
     Call,
     InferRequest,
@@ -22,11 +23,10 @@ from gateway.ir.calls import (
     SharedUnregisterRequest,
     StreamInferRequest,
 )
-from gateway.ir.data import RawData, SharedMemoryData
 from gateway.ir.errors import Overloaded, RegionNotFound, TooLarge, Unsupported
 from gateway.ir.metadata import ServerMetadata
-from gateway.ir.streams import MappedStream, NotifyingStream
-from gateway.ir.tensor import RequestedOutput, Tensor, as_raw
+from gateway.ir.tensors.data import RawData, SharedMemoryData
+from gateway.ir.tensors.tensor import RequestedOutput, Tensor, as_raw
 from gateway.policies.shared_memory.regions import Regions
 from gateway.service import ReplyCoroutine, Service
 

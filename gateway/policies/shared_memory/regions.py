@@ -18,8 +18,8 @@ from fnmatch import fnmatchcase
 from typing import TypeVar
 
 from gateway.ir import errors
-from gateway.ir.data import SharedMemoryData
 from gateway.ir.metadata import SharedRegion
+from gateway.ir.tensors.data import SharedMemoryData
 
 T = TypeVar("T")
 

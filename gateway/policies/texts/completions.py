@@ -10,14 +10,14 @@ from typing import Any, Final
 
 import numpy as np
 
+from gateway.ir.bodies.streams import close_stream
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import Parameter
-from gateway.ir.data import ItemsData, RawData
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidMember, InvalidOutput
 from gateway.ir.metadata import TensorMetadata
-from gateway.ir.streams import close_stream
-from gateway.ir.tensor import Tensor, array_tensor, as_items, items_tensor
+from gateway.ir.tensors.data import ItemsData, RawData
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import Tensor, array_tensor, as_items, items_tensor
 from gateway.ir.text_tasks import FINISH_REASON, LENGTH, STOP, CompletionsForm, Generate
 from gateway.policies.texts.signature import Rows, TaskModel, output_of
 from gateway.policies.texts.task import TaskRun, text_tensor, texts_of

@@ -9,11 +9,11 @@ import numpy as np
 
 from gateway.concurrency.offload import run_bounded
 from gateway.ir.calls import InferResponse
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidMember
 from gateway.ir.metadata import TensorMetadata
-from gateway.ir.rows import IndependentRows
-from gateway.ir.tensor import Tensor, array_tensor, as_numpy
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.rows import IndependentRows
+from gateway.ir.tensors.tensor import Tensor, array_tensor, as_numpy
 from gateway.ir.text_tasks import Embed, EmbeddingsForm, Pooling, TokenizerForm
 from gateway.policies.texts.signature import ROWS, TaskModel, output_of, with_rows
 from gateway.policies.texts.task import (

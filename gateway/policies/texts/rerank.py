@@ -8,10 +8,10 @@ import numpy as np
 
 from gateway.concurrency.offload import run_bounded
 from gateway.ir.calls import InferResponse
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidMember
 from gateway.ir.metadata import TensorMetadata
-from gateway.ir.tensor import Tensor
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import Tensor
 from gateway.ir.text_tasks import RETURN_DOCUMENTS, Rerank, RerankForm, TokenizerForm
 from gateway.ir.work import charge
 from gateway.policies.texts.embeddings import run_tokens

@@ -9,12 +9,12 @@ from typing import Any, Final
 
 import numpy as np
 
+from gateway.ir.bodies.streams import close_stream
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import JsonParameter, Parameter
 from gateway.ir.errors import InvalidMember, Unsupported
 from gateway.ir.metadata import ModelMetadata
-from gateway.ir.streams import close_stream
-from gateway.ir.tensor import array_tensor, as_items, as_numpy
+from gateway.ir.tensors.tensor import array_tensor, as_items, as_numpy
 from gateway.ir.text_tasks import (
     COMPLETION_TOKENS,
     FINISH_REASON,

@@ -6,11 +6,11 @@ from typing import Final, NoReturn
 
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import ModelRef
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidMember, UpstreamProtocolError
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
-from gateway.ir.rows import IndependentRows
-from gateway.ir.tensor import Shape, Tensor
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.rows import IndependentRows
+from gateway.ir.tensors.tensor import Shape, Tensor
 
 UNSUPPORTED_MODEL: Final = "unsupported_model"
 ROWS: Final = IndependentRows()

@@ -11,11 +11,11 @@ from typing import TypeVar
 
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import NO_PARAMETERS, ModelRef, Need, Parameter, Parameters
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidMember
 from gateway.ir.metadata import ModelMetadata
-from gateway.ir.rows import IndependentRows
-from gateway.ir.tensor import RequestedOutput, Tensor, as_items, as_numpy, items_tensor
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.rows import IndependentRows
+from gateway.ir.tensors.tensor import RequestedOutput, Tensor, as_items, as_numpy, items_tensor
 from gateway.ir.text_tasks import (
     PROMPT_TOKENS,
     CompletionsForm,

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from gateway.concurrency.offload import off_loop, run_bounded
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import InvalidMember
-from gateway.ir.rows import most_padded
+from gateway.ir.tensors.rows import most_padded
 from gateway.ir.text_tasks import TokenizerForm
 from gateway.ir.work import charge
 

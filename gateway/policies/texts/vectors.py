@@ -9,8 +9,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from gateway.ir.datatypes import Datatype, fp32_of_bf16
-from gateway.ir.tensor import Tensor, array_tensor, as_numpy
+from gateway.ir.tensors.datatypes import Datatype, fp32_of_bf16
+from gateway.ir.tensors.tensor import Tensor, array_tensor, as_numpy
 from gateway.ir.text_tasks import Pooling, ScoreFunction
 from gateway.ir.work import charge
 

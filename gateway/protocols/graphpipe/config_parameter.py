@@ -14,7 +14,7 @@ from typing import Any, Final
 from gateway.ir.context import Parameter, Parameters
 from gateway.ir.errors import InvalidRequest, MalformedMessage
 from gateway.ir.limits import MessageLimits
-from gateway.wire.json_values import load_json
+from gateway.wire.json.values import load_json
 
 CONFIG: Final = "graphpipe_config"
 """The parameter with a config that is UTF-8 text."""

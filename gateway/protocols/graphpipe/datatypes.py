@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gateway.ir.datatypes import Datatype, fp32_of_bf16
 from gateway.ir.errors import Unsupported
-from gateway.ir.tensor import Tensor, as_items, as_numpy, as_raw
+from gateway.ir.tensors.datatypes import Datatype, fp32_of_bf16
+from gateway.ir.tensors.tensor import Tensor, as_items, as_numpy, as_raw
 from gateway.protocols.graphpipe.flatbuffer_writer import WireTensor
 
 NULL = 0

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from struct import Struct, pack
 from typing import Final, NamedTuple
 
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError, InvalidTensor, MalformedMessage, TooLarge
 from gateway.ir.metadata import TensorMetadata
+from gateway.ir.tensors.datatypes import Datatype
 from gateway.protocols.graphpipe.datatypes import (
     DATATYPES,
     STRING,

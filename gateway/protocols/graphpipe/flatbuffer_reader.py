@@ -17,7 +17,7 @@ from typing import Final
 
 from gateway.ir.errors import InvalidRequest, MalformedMessage, TooLarge
 from gateway.ir.limits import MessageLimits, check_bytes_elements, check_name
-from gateway.ir.tensor import Shape
+from gateway.ir.tensors.tensor import Shape
 from gateway.protocols.graphpipe.flatbuffer_writer import MAX_MESSAGE_BYTES
 
 _WORD: Final = Struct("<I").unpack_from

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from gateway.ir.errors import TooLarge
-from gateway.ir.tensor import Shape
+from gateway.ir.tensors.tensor import Shape
 from gateway.wire.http import Buffer
 
 MAX_MESSAGE_BYTES: Final = (1 << 31) - 1

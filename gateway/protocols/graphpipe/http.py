@@ -55,8 +55,8 @@ from gateway.wire.errors import (
     extra_headers,
     is_error_status,
 )
+from gateway.wire.heads.metadata import http_context, http_headers
 from gateway.wire.http import Buffer, Headers, HttpRequest, HttpResponse
-from gateway.wire.metadata import http_context, http_headers
 from gateway.wire.opaque import passed_error_of, passed_request, passed_response
 
 NAME: Final = "graphpipe.http"

@@ -13,13 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from gateway.ir.context import NO_PARAMETERS, ModelRef
-from gateway.ir.data import ItemsData, RawData
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, InvalidTensor, MalformedMessage, TooLarge
-from gateway.ir.expected_inputs import compare_inputs, is_comparing
-from gateway.ir.items import ItemViews, Positions
 from gateway.ir.limits import check_shape
-from gateway.ir.tensor import Shape, Tensor
+from gateway.ir.tensors.data import ItemsData, RawData
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.expected_inputs import compare_inputs, is_comparing
+from gateway.ir.tensors.items import ItemViews, Positions
+from gateway.ir.tensors.tensor import Shape, Tensor
 from gateway.ir.work import charge
 from gateway.protocols.graphpipe.datatypes import DATATYPES, STRING, TYPE_NAMES
 from gateway.protocols.graphpipe.flatbuffer_reader import FlatbufferMessage, table

@@ -19,7 +19,7 @@ from gateway.protocols.graphpipe.datatypes import TYPE_NAMES, number_of
 from gateway.protocols.graphpipe.error_and_metadata import STAND_IN_TEXTS
 from gateway.protocols.graphpipe.paths import model_path
 from gateway.protocols.graphpipe.translate import SERVER, metadata_text
-from gateway.wire.json_values import load_json
+from gateway.wire.json.values import load_json
 
 _STATES: Final = {state.value: state for state in ModelState}
 

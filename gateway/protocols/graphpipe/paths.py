@@ -12,7 +12,7 @@ from typing import Final
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import InvalidRequest, NotFound
 from gateway.ir.limits import MessageLimits
-from gateway.wire.url_names import decoded_name, url_segment
+from gateway.wire.heads.url_names import decoded_name, url_segment
 
 PREFIX: Final = "/graphpipe"
 PATTERN: Final = "/graphpipe/<model>[/<version>]"

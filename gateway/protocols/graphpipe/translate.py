@@ -38,7 +38,7 @@ from gateway.ir.errors import (
 )
 from gateway.ir.limits import MessageLimits
 from gateway.ir.metadata import ModelMetadata, ServerMetadata
-from gateway.ir.tensor import RequestedOutput, Tensor
+from gateway.ir.tensors.tensor import RequestedOutput, Tensor
 from gateway.protocols.graphpipe.config_parameter import read_config, write_config
 from gateway.protocols.graphpipe.datatypes import wire_tensors
 from gateway.protocols.graphpipe.error_and_metadata import (

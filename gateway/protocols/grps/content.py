@@ -19,11 +19,11 @@ from typing import Any, Final, TypeVar
 
 from gateway.ir.calls import Call, InferRequest, InferResponse
 from gateway.ir.context import Parameter, Parameters
-from gateway.ir.data import ItemsData
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, MalformedMessage, TooLarge, Unsupported
 from gateway.ir.limits import MessageLimits, check_count, check_name
-from gateway.ir.tensor import Tensor, as_items, items_tensor
+from gateway.ir.tensors.data import ItemsData
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import Tensor, as_items, items_tensor
 from gateway.ir.work import charge
 from gateway.protocols.grps.datatypes import BY_DATATYPE, widened
 from gateway.protocols.grps.errors import Unconvertible

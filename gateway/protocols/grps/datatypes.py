@@ -14,10 +14,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from gateway.ir.data import ArrayData, TensorData
-from gateway.ir.datatypes import Datatype, fp32_of_bf16
 from gateway.ir.errors import InvalidTensor, Unsupported
-from gateway.ir.tensor import Tensor, as_numpy
+from gateway.ir.tensors.data import ArrayData, TensorData
+from gateway.ir.tensors.datatypes import Datatype, fp32_of_bf16
+from gateway.ir.tensors.tensor import Tensor, as_numpy
 
 _INT64_MAX: Final = (1 << 63) - 1
 

@@ -24,8 +24,8 @@ from gateway.protocols.grps.protobuf.message import read_message, write_message
 from gateway.schema import grps_pb2 as pb
 from gateway.wire.errors import GRPC_STATUS, clip, error_class_of_grpc, strip_traceback
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
-from gateway.wire.metadata import grpc_context, unary_request
-from gateway.wire.plain_protobuf import (
+from gateway.wire.heads.metadata import grpc_context, unary_request
+from gateway.wire.protobuf.plain import (
     ProtobufMessages,
     ended_call,
     passed_message,

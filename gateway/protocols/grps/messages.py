@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gateway.ir.errors import InvalidTensor
-from gateway.ir.tensor import Tensor
+from gateway.ir.tensors.tensor import Tensor
 
 
 class ContentFormat(enum.Enum):

@@ -11,7 +11,6 @@ from typing import Any, Final
 
 import yaml
 
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError, MalformedMessage, ModelNotFound, TooLarge
 from gateway.ir.limits import MessageLimits, check_count, check_name
 from gateway.ir.metadata import (
@@ -21,6 +20,7 @@ from gateway.ir.metadata import (
     ServerStatus,
     TensorMetadata,
 )
+from gateway.ir.tensors.datatypes import Datatype
 from gateway.protocols.grps.datatypes import BY_DATATYPE, BY_NAME, widened_datatype
 
 # All scalars are text: YAML's types are neither guessed nor constructed.

@@ -30,7 +30,7 @@ from gateway.ir.calls import (
 from gateway.ir.context import Context, ModelRef, Need, Origin
 from gateway.ir.limits import MessageLimits, check_name
 from gateway.ir.metadata import ModelMetadata, ServerMetadata
-from gateway.ir.tensor import Tensor
+from gateway.ir.tensors.tensor import Tensor
 from gateway.protocols.grps.content import (
     ReplyFormat,
     reply_content,

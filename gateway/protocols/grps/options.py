@@ -8,6 +8,7 @@ from gateway.ir.context import ModelRef
 from gateway.protocols.grps.custom.routes import CustomRoute, read_routes
 from gateway.protocols.grps.custom.streaming import Streaming, read_streaming
 from gateway.protocols.grps.messages import ContentFormat
+from gateway.wire.heads.path_claims import PathClaim
 from gateway.wire.options import (
     Reader,
     flag,
@@ -18,7 +19,6 @@ from gateway.wire.options import (
     read_values,
     text,
 )
-from gateway.wire.path_claims import PathClaim
 
 READY, LIVE = "ready", "live"
 DEFAULT_DAG: Final = "default"

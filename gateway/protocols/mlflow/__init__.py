@@ -14,7 +14,7 @@ from gateway.protocols.mlflow.declarations import read_declaration
 from gateway.protocols.mlflow.http.codec import HttpCodec
 from gateway.protocols.mlflow.options import check_options
 from gateway.protocols.mlflow.paths import claims
-from gateway.wire.sagemaker import REQUEST_HEADERS, RESPONSE_HEADERS
+from gateway.wire.heads.sagemaker import REQUEST_HEADERS, RESPONSE_HEADERS
 
 _BASE_DIR: Final = "/opt/ml"
 

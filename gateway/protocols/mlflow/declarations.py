@@ -6,7 +6,7 @@ Source: docs/protocols/mlflow.md, "8. Configuration".
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from gateway.ir.untyped import RowsForm
+from gateway.ir.values.untyped import RowsForm
 from gateway.wire.options import OptionError, Reader, list_of, one_of, read_section, text, wrong
 
 EACH, MATRIX = "each", "matrix"

@@ -26,7 +26,7 @@ from gateway.wire.errors import (
     extra_headers,
 )
 from gateway.wire.http import Headers, HttpResponse
-from gateway.wire.json_errors import (
+from gateway.wire.json.errors import (
     NOT_FOLLOWED,
     ErrorRow,
     JsonErrorForm,

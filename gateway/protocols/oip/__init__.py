@@ -20,7 +20,7 @@ from gateway.protocols.oip.grpc.codec import METHODS, GrpcCodec, file_descriptor
 from gateway.protocols.oip.http.sagemaker import container_claims, make_codec
 from gateway.protocols.oip.options import UNKNOWN, check_options, extension_status
 from gateway.protocols.oip.server_defects import DEFECTS
-from gateway.wire.sagemaker import REQUEST_HEADERS, RESPONSE_HEADERS
+from gateway.wire.heads.sagemaker import REQUEST_HEADERS, RESPONSE_HEADERS
 
 
 def choose_dialect(options: Options, server_name: str) -> Options:

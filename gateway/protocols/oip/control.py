@@ -17,7 +17,7 @@ from gateway.ir.calls import LoadParameters, LogSettings, TraceSettings
 from gateway.ir.errors import InvalidRequest, MalformedMessage, Unsupported
 from gateway.ir.limits import MessageLimits, check_count, check_name
 from gateway.wire.errors import clip
-from gateway.wire.json_values import read_value
+from gateway.wire.json.values import read_value
 
 CONFIG = "config"
 FILE = "file:"

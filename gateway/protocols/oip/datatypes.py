@@ -1,7 +1,7 @@
 """Names of datatypes in Open Inference, and the gRPC contents field of each."""
 
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidTensor
+from gateway.ir.tensors.datatypes import Datatype
 
 _BY_NAME = {datatype.value: datatype for datatype in Datatype}
 

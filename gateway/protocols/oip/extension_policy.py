@@ -27,7 +27,7 @@ from gateway.ir.calls import (
 from gateway.ir.errors import Unsupported
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits, check_folder_name
 from gateway.ir.metadata import ServerMetadata
-from gateway.ir.tensor import RequestedOutput
+from gateway.ir.tensors.tensor import RequestedOutput
 from gateway.protocols.oip.control import CONFIG, FILE
 from gateway.protocols.oip.limited_config import limited_config
 from gateway.protocols.oip.options import (

@@ -15,7 +15,7 @@ from gateway.ir.errors import InvalidRequest
 from gateway.ir.limits import MessageLimits
 from gateway.protocols.oip.json.parse import dump
 from gateway.wire.errors import clip
-from gateway.wire.json_values import read_value
+from gateway.wire.json.values import read_value
 
 MAX_INSTANCES: Final = 16
 _MAX_BATCH_SIZE: Final = 65_536

@@ -8,11 +8,11 @@ import re
 
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import Parameter, Parameters
-from gateway.ir.data import ItemsData
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest
 from gateway.ir.limits import MessageLimits, check_classes
-from gateway.ir.tensor import RequestedOutput, Tensor, as_items
+from gateway.ir.tensors.data import ItemsData
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import RequestedOutput, Tensor, as_items
 from gateway.ir.work import charge
 from gateway.protocols.oip.shared_memory import join_shared, split_shared
 from gateway.wire.errors import clip

@@ -11,11 +11,11 @@ from typing import Any
 
 from gateway.ir.calls import SharedStatusRequest
 from gateway.ir.context import Parameter
-from gateway.ir.data import SharedMemoryData
 from gateway.ir.errors import InvalidRequest, RegionNotFound
 from gateway.ir.limits import MessageLimits, check_name
 from gateway.ir.metadata import SharedRegion
-from gateway.ir.tensor import RequestedOutput, Tensor
+from gateway.ir.tensors.data import SharedMemoryData
+from gateway.ir.tensors.tensor import RequestedOutput, Tensor
 from gateway.wire.errors import clip
 
 REGION = "shared_memory_region"

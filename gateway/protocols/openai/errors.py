@@ -29,7 +29,7 @@ from gateway.wire.errors import (
     strip_traceback,
 )
 from gateway.wire.http import Headers, HttpResponse
-from gateway.wire.json_values import short_document
+from gateway.wire.json.values import short_document
 
 CODEC: Final = "openai.http"
 OK: Final = 200

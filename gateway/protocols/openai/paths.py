@@ -7,7 +7,7 @@ import enum
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from gateway.wire.path_claims import ClaimKind, Passing, PathClaim
+from gateway.wire.heads.path_claims import ClaimKind, Passing, PathClaim
 
 MODELS: Final = "/v1/models"
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from gateway.ir.context import ModelRef
-from gateway.ir.untyped import RowsForm
+from gateway.ir.values.untyped import RowsForm
 from gateway.wire.options import (
     OptionError,
     Reader,

@@ -16,7 +16,7 @@ from gateway.wire.errors import (
     is_error_status,
 )
 from gateway.wire.grpc import GrpcStatus
-from gateway.wire.json_errors import JsonErrorForm
+from gateway.wire.json.errors import JsonErrorForm
 
 OK: Final = 200
 BAD_DATA: Final = "MICROSERVICE_BAD_DATA"

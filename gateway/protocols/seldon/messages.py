@@ -16,15 +16,15 @@ from msgspec import Struct, field
 from gateway.api.protocol import Limitations
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import JsonParameter, Parameter
-from gateway.ir.data import ArrayData, JsonLayout, UntypedData, UntypedRules
-from gateway.ir.datatypes import Datatype, fp32_of_bf16
-from gateway.ir.doubles import MOST_EXACT
 from gateway.ir.errors import InvalidOutput, InvalidRequest, Unsupported
 from gateway.ir.limits import MessageLimits, check_count, check_name
-from gateway.ir.tensor import RequestedOutput, Tensor, as_items, as_numpy
+from gateway.ir.tensors.data import ArrayData, JsonLayout, UntypedData, UntypedRules
+from gateway.ir.tensors.datatypes import Datatype, fp32_of_bf16
+from gateway.ir.tensors.tensor import RequestedOutput, Tensor, as_items, as_numpy
+from gateway.ir.values.doubles import MOST_EXACT
 from gateway.protocols.seldon.declarations import NO_DECLARATION, SeldonForm
 from gateway.protocols.seldon.options import AUTO, TEXT, SeldonOptions
-from gateway.wire.tables import show
+from gateway.wire.rows.tables import show
 
 _TABLE_RANK: Final = 2
 _NAMES: Final = 16

@@ -8,10 +8,10 @@ Source: docs/protocols/seldon.md, "7. Metadata".
 
 from typing import Any
 
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import MalformedMessage
 from gateway.ir.limits import MessageLimits, check_count, check_name
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
+from gateway.ir.tensors.datatypes import Datatype
 from gateway.protocols.seldon.declarations import SeldonForm
 
 _DATATYPES = {datatype.name: datatype for datatype in Datatype}

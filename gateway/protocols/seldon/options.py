@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gateway.ir.context import ModelRef
-from gateway.ir.data import UntypedRules
 from gateway.ir.limits import MessageLimits
+from gateway.ir.tensors.data import UntypedRules
 from gateway.wire.options import Reader, flag, model, one_of, read_values, text
-from gateway.wire.row_values import NonfiniteStyle, RowStyle
+from gateway.wire.rows.write import NonfiniteStyle, RowStyle
 
 WORDS, REFUSE = "words", "refuse"
 ANSWER, FORWARD = "answer", "forward"

@@ -20,7 +20,7 @@ from gateway.wire.errors import (
 )
 from gateway.wire.grpc import GrpcStatus
 from gateway.wire.http import Headers, HttpResponse
-from gateway.wire.json_errors import JSON, ErrorRow, JsonErrorForm
+from gateway.wire.json.errors import JSON, ErrorRow, JsonErrorForm
 
 OK: Final = 200
 NOT_FOUND: Final = 404

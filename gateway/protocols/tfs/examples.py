@@ -10,14 +10,14 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from gateway.ir.data import ItemsData
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidOutput, InvalidRequest, MalformedMessage
 from gateway.ir.limits import MessageLimits, check_shape
-from gateway.ir.tensor import RequestedOutput, Tensor, as_items, as_numpy
+from gateway.ir.tensors.data import ItemsData
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import RequestedOutput, Tensor, as_items, as_numpy
 from gateway.ir.work import FIELD, charge
 from gateway.protocols.tfs.declarations import CLASSIFY, DeclaredSignature
-from gateway.wire.protobuf import LEN, WireError, fields, tag
+from gateway.wire.protobuf.wire_format import LEN, WireError, fields, tag
 
 _EXAMPLES: Final = tag(1, LEN)
 _CONTEXT: Final = tag(2, LEN)

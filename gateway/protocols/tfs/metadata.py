@@ -9,10 +9,10 @@ from typing import Any, Final
 
 from google.protobuf.message import DecodeError
 
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import MalformedMessage
 from gateway.ir.limits import MessageLimits, check_count, check_name
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
+from gateway.ir.tensors.datatypes import Datatype
 from gateway.protocols.tfs.declarations import (
     CLASSIFY,
     REGRESS,
@@ -23,7 +23,7 @@ from gateway.protocols.tfs.models import CalledModel, number_of
 from gateway.protocols.tfs.options import DEFAULT_SIGNATURE
 from gateway.schema import tensorflow_messages_pb2
 from gateway.schema import tensorflow_serving_pb2 as pb
-from gateway.wire.tensorflow_datatypes import DATATYPES, NUMBERS, name_of, number_of_name
+from gateway.wire.protobuf.tensorflow_datatypes import DATATYPES, NUMBERS, name_of, number_of_name
 
 FIELD: Final = "signature_def"
 _TYPE_URL: Final = "type.googleapis.com/tensorflow.serving.SignatureDefMap"

@@ -16,7 +16,7 @@ from gateway.ir.calls import Call, OpaqueCall, words_of
 from gateway.ir.context import ModelRef, Need
 from gateway.ir.errors import InvalidRequest, ModelNotFound, Unsupported
 from gateway.ir.limits import MessageLimits, check_name
-from gateway.ir.tensor import RequestedOutput, Tensor
+from gateway.ir.tensors.tensor import RequestedOutput, Tensor
 from gateway.protocols.tfs.declarations import NO_DECLARATION, DeclaredSignature, ModelDeclaration
 from gateway.protocols.tfs.errors import UnknownSignature
 from gateway.protocols.tfs.options import DEFAULT_SIGNATURE

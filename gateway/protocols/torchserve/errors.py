@@ -17,7 +17,7 @@ from gateway.wire.errors import (
     error_class_of_grpc,
 )
 from gateway.wire.grpc import GrpcStatus
-from gateway.wire.json_errors import NOT_FOLLOWED, ErrorRow, JsonErrorForm, class_of_status
+from gateway.wire.json.errors import NOT_FOLLOWED, ErrorRow, JsonErrorForm, class_of_status
 
 OK: Final = 200
 UNHEALTHY: Final = 500

@@ -15,12 +15,12 @@ from msgspec.structs import replace  # noqa: TID251  # of data, not of calls
 from gateway.api.protocol import Limitations
 from gateway.ir.calls import Call, InferRequest, InferResponse, words_of
 from gateway.ir.context import ModelRef, Need
-from gateway.ir.data import JsonLayout, UntypedData, UntypedRules
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidOutput, InvalidRequest, MalformedMessage, TooLarge, Unsupported
 from gateway.ir.limits import MessageLimits, check_name
-from gateway.ir.nearest import loads_to_odd
-from gateway.ir.tensor import RequestedOutput, Tensor, as_items, as_raw
+from gateway.ir.tensors.data import JsonLayout, UntypedData, UntypedRules
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import RequestedOutput, Tensor, as_items, as_raw
+from gateway.ir.values.nearest import loads_to_odd
 from gateway.protocols.torchserve.declarations import (
     BYTES,
     COLUMNS,
@@ -31,8 +31,8 @@ from gateway.protocols.torchserve.declarations import (
     BodyForm,
 )
 from gateway.wire.http import Buffer
-from gateway.wire.row_values import RowStyle, columns_json, rows_json, value_json
-from gateway.wire.rows import RowsDocument, RowsReader, read_any, read_rows_document
+from gateway.wire.rows.read import RowsDocument, RowsReader, read_any, read_rows_document
+from gateway.wire.rows.write import RowStyle, columns_json, rows_json, value_json
 
 NEEDS: Final = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
 _OF_ITEMS: Final = NEEDS | {Need.BATCHING}

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from gateway.ir.context import ModelRef
 from gateway.wire.options import Reader, flag, model, one_of, read_values
-from gateway.wire.row_values import NonfiniteStyle, RowStyle
+from gateway.wire.rows.write import NonfiniteStyle, RowStyle
 
 WORDS, REFUSE = "words", "refuse"
 

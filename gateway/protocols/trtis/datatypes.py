@@ -1,7 +1,7 @@
 """Numbers of datatypes in TensorRT v1, which has no BF16."""
 
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import Unsupported
+from gateway.ir.tensors.datatypes import Datatype
 from gateway.schema import tensorrt_v1_pb2 as pb
 
 NUMBERS: dict[Datatype, pb.DataType] = {

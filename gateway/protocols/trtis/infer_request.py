@@ -13,9 +13,9 @@ from collections.abc import Sequence
 
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import Context, ModelRef
-from gateway.ir.data import RawData, SharedMemoryData, SlicedData, StreamedData, TensorData
 from gateway.ir.errors import InvalidTensor
-from gateway.ir.tensor import Tensor, as_raw
+from gateway.ir.tensors.data import RawData, SharedMemoryData, SlicedData, StreamedData, TensorData
+from gateway.ir.tensors.tensor import Tensor, as_raw
 from gateway.protocols.trtis.infer_request_header import InferHeader, InputEntry
 
 EMPTY = memoryview(b"")

@@ -16,8 +16,6 @@ from google.protobuf.message import DecodeError
 
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import CallSequence
-from gateway.ir.data import SharedMemoryData
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import (
     InvalidRequest,
     InvalidTensor,
@@ -32,11 +30,13 @@ from gateway.ir.limits import (
     check_name,
     check_shape,
 )
-from gateway.ir.tensor import RequestedOutput, Shape, Tensor
+from gateway.ir.tensors.data import SharedMemoryData
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import RequestedOutput, Shape, Tensor
 from gateway.protocols.trtis.datatypes import check_carried
 from gateway.protocols.trtis.textproto.parser import parse_text
 from gateway.schema import tensorrt_v1_pb2 as pb
-from gateway.wire.protobuf import TooManyFields, WireError, fields
+from gateway.wire.protobuf.wire_format import TooManyFields, WireError, fields
 
 _START = pb.InferRequestHeader.FLAG_SEQUENCE_START
 _END = pb.InferRequestHeader.FLAG_SEQUENCE_END

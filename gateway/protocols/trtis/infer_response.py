@@ -9,11 +9,11 @@ from typing import Any, Final
 
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import ModelRef, Need, Origin
-from gateway.ir.data import RawData, SharedMemoryData, TensorData
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import MalformedMessage, TooLarge, Unsupported, UpstreamProtocolError
 from gateway.ir.limits import MessageLimits, check_count, check_name, check_shape
-from gateway.ir.tensor import RequestedOutput, Shape, Tensor, as_items, as_raw, items_tensor
+from gateway.ir.tensors.data import RawData, SharedMemoryData, TensorData
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import RequestedOutput, Shape, Tensor, as_items, as_raw, items_tensor
 from gateway.ir.work import charge
 from gateway.protocols.trtis.datatypes import DATATYPES, check_carried
 from gateway.protocols.trtis.infer_request_header import number_of

@@ -37,7 +37,7 @@ from gateway.protocols.trtis.model_names import checked_model, required_model
 from gateway.protocols.trtis.options import TrtisOptions
 from gateway.protocols.trtis.server_status import write_status
 from gateway.schema import tensorrt_v1_pb2 as pb
-from gateway.wire.protobuf_library import parse
+from gateway.wire.protobuf.library import parse
 
 SERVICE = "/nvidia.inferenceserver.GRPCService/"
 

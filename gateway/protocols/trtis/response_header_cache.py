@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from google.protobuf import text_format
 
 from gateway.ir.calls import InferRequest, InferResponse
-from gateway.ir.data import SharedMemoryData
-from gateway.ir.datatypes import Datatype
-from gateway.ir.tensor import as_raw
+from gateway.ir.tensors.data import SharedMemoryData
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import as_raw
 from gateway.protocols.trtis.infer_response import write_reply
 from gateway.protocols.trtis.textproto.writer import response_line
 from gateway.schema import tensorrt_v1_pb2 as pb
-from gateway.wire.protobuf import VARINT, tag, varint
+from gateway.wire.protobuf.wire_format import VARINT, tag, varint
 
 _ID = varint(tag(5, VARINT))
 # Responses of some hundred models with a few batch sizes each. Longer headers are rare.

@@ -23,7 +23,7 @@ from gateway.ir.metadata import (
     TensorMetadata,
 )
 from gateway.ir.redaction import redact
-from gateway.ir.tensor import Shape
+from gateway.ir.tensors.tensor import Shape
 from gateway.protocols.trtis.datatypes import DATATYPES, NUMBERS, check_carried
 from gateway.protocols.trtis.infer_request_header import number_of
 from gateway.protocols.trtis.options import TrtisOptions

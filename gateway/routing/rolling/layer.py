@@ -17,13 +17,13 @@ from gateway.concurrency.background import start_background
 from gateway.ir.calls import Call, ModelLoadRequest
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import GatewayError, LoadFailed
-from gateway.routing.endpoint import Endpoint
-from gateway.routing.endpoints import Endpoints
+from gateway.routing.balancing.endpoint import Endpoint
+from gateway.routing.balancing.endpoints import Endpoints
 from gateway.routing.rolling.settings import RecordedCalls, RollingLoadConfig, TrialResult
 from gateway.service import ReplyCoroutine, Service
 from gateway.telemetry import names
-from gateway.telemetry.error_texts import error_text
-from gateway.telemetry.model_calls import ModelCalls
+from gateway.telemetry.log.error_texts import error_text
+from gateway.telemetry.usage.model_calls import ModelCalls
 
 log = structlog.get_logger(__name__)
 

@@ -3,10 +3,10 @@
 from typing import Final, TypeVar
 
 from gateway.api.layer import Entries
+from gateway.ir.bodies.streams import on_stream_end
 from gateway.ir.calls import Call, InferRequest, InferResponse, StreamInferRequest
-from gateway.ir.streams import on_stream_end
 from gateway.service import ReplyCoroutine
-from gateway.telemetry.model_calls import ModelCalls
+from gateway.telemetry.usage.model_calls import ModelCalls
 
 R = TypeVar("R")
 

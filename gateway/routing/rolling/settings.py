@@ -15,7 +15,7 @@ from gateway.settings.config_view import ConfigView, Finding
 from gateway.settings.fields import Duration, InputFile, Name, Names
 from gateway.settings.model import Model
 from gateway.settings.setting import Setting
-from gateway.telemetry.model_calls import ModelCalls
+from gateway.telemetry.usage.model_calls import ModelCalls
 
 
 class WarmUpConfig(Model):

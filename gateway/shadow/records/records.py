@@ -16,7 +16,8 @@ from msgspec.structs import (
 
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import Context, ModelRef, Need, Parameters
-from gateway.ir.data import (
+from gateway.ir.errors import ERROR_CLASSES, ErrorCode, GatewayError, MalformedMessage
+from gateway.ir.tensors.data import (
     ArrayData,
     JsonItemsData,
     RawData,
@@ -25,12 +26,11 @@ from gateway.ir.data import (
     StreamedData,
     UntypedData,
 )
-from gateway.ir.datatypes import Datatype
-from gateway.ir.errors import ERROR_CLASSES, ErrorCode, GatewayError, MalformedMessage
-from gateway.ir.tensor import RequestedOutput, Tensor, as_raw, raw_tensor
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import RequestedOutput, Tensor, as_raw, raw_tensor
 from gateway.ir.text_tasks import TextTask
 from gateway.ir.unread import failure_of, path_of
-from gateway.ir.untyped import adds_axis
+from gateway.ir.values.untyped import adds_axis
 from gateway.shadow.records.checksum import checksum
 from gateway.shadow.records.column_texts import (
     check_parameters,

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from msgspec import convert, to_builtins
 
-from gateway.ir.data import JsonLayout, UntypedData, UntypedRules
-from gateway.ir.untyped import parsed
+from gateway.ir.tensors.data import JsonLayout, UntypedData, UntypedRules
+from gateway.ir.values.untyped import parsed
 from gateway.ir.work import JSON_BYTE, charge
 from gateway.shadow.records.privacy import Payload, least_payload
 

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from gateway.accelerator import accelerated
 from gateway.ir import errors
-from gateway.ir.streaming_body import StreamingBody
+from gateway.ir.bodies.streaming_body import StreamingBody
 from gateway.transports.grpc.compression import decompress_message
 from gateway.transports.grpc.headers import GrpcResponseHead, status_of_http
 from gateway.transports.grpc.messages import GrpcMessage, MessageReader, whole_message

@@ -16,7 +16,16 @@ from gateway.ir.errors import ErrorCode, Forbidden, GatewayError, Unauthenticate
 from gateway.transports.contract import GrpcFrontend, GrpcMount
 from gateway.wire.errors import GRPC_STATUS
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
-from gateway.wire.protobuf import LEN, VARINT, WireError, fields, put_varint, tag, text, varint
+from gateway.wire.protobuf.wire_format import (
+    LEN,
+    VARINT,
+    WireError,
+    fields,
+    put_varint,
+    tag,
+    text,
+    varint,
+)
 
 Status = Callable[[str, Client], Awaitable[bool | None]]
 """Whether a service answers a client; "" asks for the whole server, None means there is no such

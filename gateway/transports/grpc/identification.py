@@ -21,8 +21,8 @@ from gateway.transports.grpc.server_connection import GrpcServerConnection
 from gateway.transports.http2 import frames
 from gateway.transports.http2.streams import Http2Stream
 from gateway.wire.errors import GRPC_STATUS
-from gateway.wire.metadata import text_metadata
-from gateway.wire.request_id import metadata_request_id
+from gateway.wire.heads.metadata import text_metadata
+from gateway.wire.heads.request_id import metadata_request_id
 
 
 class CallIdentification:

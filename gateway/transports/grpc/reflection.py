@@ -18,7 +18,7 @@ from gateway.ir.errors import Forbidden, GatewayError
 from gateway.transports.contract import GrpcFrontend, GrpcMount
 from gateway.transports.grpc.health import refused
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
-from gateway.wire.protobuf import (
+from gateway.wire.protobuf.wire_format import (
     LEN,
     VARINT,
     Value,

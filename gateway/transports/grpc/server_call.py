@@ -58,9 +58,9 @@ from gateway.transports.reservation import (
 )
 from gateway.transports.reserved_buffer import uncounted_bytes
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, Metadata
+from gateway.wire.heads.metadata import text_metadata
+from gateway.wire.heads.request_id import metadata_request_id
 from gateway.wire.http import size_of
-from gateway.wire.metadata import text_metadata
-from gateway.wire.request_id import metadata_request_id
 
 log = structlog.get_logger(__name__)
 

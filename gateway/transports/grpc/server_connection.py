@@ -52,9 +52,9 @@ from gateway.transports.net.refused_connection import refuse_connection
 from gateway.transports.net.write_drain import write_time
 from gateway.transports.reservation import Reservation
 from gateway.wire.grpc import GrpcStatus
+from gateway.wire.heads.metadata import text_metadata
+from gateway.wire.heads.request_id import metadata_request_id
 from gateway.wire.http import size_of
-from gateway.wire.metadata import text_metadata
-from gateway.wire.request_id import metadata_request_id
 
 _LAST_CHANCE_S: Final = 0.25
 

@@ -9,7 +9,7 @@ holds its slot while its client sends.
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from gateway.ir.streaming_body import StreamingBody
+from gateway.ir.bodies.streaming_body import StreamingBody
 from gateway.transports.contract import HttpFrontend, ServerLimits
 from gateway.transports.http.faults import HttpError
 from gateway.transports.http.request_head import Head

@@ -51,6 +51,7 @@ from gateway.transports.reservation import (
 )
 from gateway.transports.reserved_buffer import uncounted_bytes
 from gateway.wire.errors import HTTP_STATUS
+from gateway.wire.heads.request_id import header_request_id
 from gateway.wire.http import (
     NO_HEADERS,
     ExtendedHeaders,
@@ -60,7 +61,6 @@ from gateway.wire.http import (
     size_of,
     with_headers,
 )
-from gateway.wire.request_id import header_request_id
 
 
 class Exchange:

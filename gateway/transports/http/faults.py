@@ -10,7 +10,7 @@ import json
 import structlog
 
 from gateway.ir.errors import GatewayError, InvalidRequest
-from gateway.telemetry.error_texts import error_text
+from gateway.telemetry.log.error_texts import error_text
 from gateway.wire.http import Headers, HttpResponse
 
 log = structlog.get_logger(__name__)

@@ -14,8 +14,8 @@ from urllib.parse import unquote
 
 from gateway.transports.contract import HttpAsk, HttpFrontend, HttpMount
 from gateway.transports.http.faults import HttpError
+from gateway.wire.heads.path_claims import Passing
 from gateway.wire.http import HttpRequest, HttpResponse
-from gateway.wire.path_claims import Passing
 
 _CACHE_ENTRIES = 256
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})

@@ -10,8 +10,8 @@ from time import monotonic
 from typing import Any, Final
 
 from gateway.accelerator import accelerated
+from gateway.ir.bodies.streaming_body import StreamingBody
 from gateway.ir.errors import GatewayError, NotSent
-from gateway.ir.streaming_body import StreamingBody
 from gateway.transports.http.client_rules import UpstreamErrors
 from gateway.transports.http1.head_reader import READ_BYTES
 from gateway.transports.http1.response_reader import ResponseHeadCache, ResponseReader

@@ -12,8 +12,8 @@ from typing import Final, Protocol
 
 import numpy as np
 
+from gateway.ir.bodies.streaming_body import BodySink
 from gateway.ir.errors import Overloaded, Unavailable
-from gateway.ir.streaming_body import BodySink
 from gateway.transports.http.cut_through import OnBodyError
 from gateway.transports.http.faults import HttpError
 from gateway.transports.http.request_body import TransferRateLimit

@@ -21,9 +21,9 @@ import numpy as np
 from gateway.app import Gateway
 from gateway.backends.python import declares
 from gateway.config.load import load_text
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import Unavailable
 from gateway.ir.metadata import TensorMetadata
+from gateway.ir.tensors.datatypes import Datatype
 from tests.integration.http_kit import eventually
 from tests.integration.reload_kit import PATIENCE_S, Reloaded, reloadable_beside
 

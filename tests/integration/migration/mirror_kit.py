@@ -17,7 +17,7 @@ import yaml
 from gateway.app import Gateway, complete_service, connect
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import Context, ModelRef
-from gateway.ir.tensor import array_tensor, as_numpy
+from gateway.ir.tensors.tensor import array_tensor, as_numpy
 from gateway.migration.mirror.shadow_evidence import ShadowEvidence
 from gateway.migration.serving import MigrationServing
 from gateway.settings.units import parse_url

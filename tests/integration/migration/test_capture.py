@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 
 from gateway.cli.commands import command_line
 from gateway.cli.demo.config import demo_config
-from gateway.ir.tensor import as_numpy, as_raw
+from gateway.ir.tensors.tensor import as_numpy, as_raw
 from gateway.migration.captures.capture import Capture
 from tests.integration.asking_kit import ask, running, urls
 from tests.integration.cut_kit import MIB, Far, request, response_of

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from gateway.app import Gateway
-from gateway.ir.tensor import as_raw
+from gateway.ir.tensors.tensor import as_raw
 from gateway.migration.captures.capture import Capture
 from gateway.migration.captures.sampling import SHADOW_HEADER
 from gateway.shadow.draw import draw

@@ -11,7 +11,7 @@ import pytest
 
 from gateway.app.check.check import check
 from gateway.cli.demo.samples import load_held_out
-from gateway.cli.sidecar import load_mapping
+from gateway.cli.serving.sidecar import load_mapping
 from gateway.migration.demo.story import STEPS, migration_config
 
 # The digits of the eight scans, and what both servers take them for.

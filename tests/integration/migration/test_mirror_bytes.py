@@ -24,7 +24,7 @@ import yaml
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import ModelRef
 from gateway.ir.limits import MessageLimits
-from gateway.ir.tensor import RequestedOutput, array_tensor
+from gateway.ir.tensors.tensor import RequestedOutput, array_tensor
 from gateway.registry import protocol
 from gateway.wire.grpc import GrpcRequest
 from gateway.wire.http import HttpRequest

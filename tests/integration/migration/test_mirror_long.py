@@ -21,7 +21,7 @@ import yaml
 from gateway.app import Gateway, complete_service, connect
 from gateway.ir.calls import InferRequest, StreamInferRequest
 from gateway.ir.context import Context, ModelRef
-from gateway.ir.tensor import array_tensor, as_items, as_numpy
+from gateway.ir.tensors.tensor import array_tensor, as_items, as_numpy
 from gateway.schema import open_inference_pb2 as pb
 from gateway.settings.units import parse_url
 from gateway.shadow.draw import draw

@@ -21,7 +21,7 @@ from gateway.cli.commands import command_line
 from gateway.cli.demo.config import demo_config
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import Context, ModelRef
-from gateway.ir.tensor import array_tensor
+from gateway.ir.tensors.tensor import array_tensor
 from gateway.migration.captures.capture import Capture
 from gateway.migration.compare.replies import Comparison
 from gateway.migration.compare.rules import EXACT, OutputRule, OutputRules

@@ -14,7 +14,7 @@ import pytest
 from gateway.app import Gateway, complete_service, connect
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import Context, ModelRef
-from gateway.ir.tensor import array_tensor
+from gateway.ir.tensors.tensor import array_tensor
 from gateway.migration.compare.tensors import Outcome
 from gateway.settings.units import parse_url
 from tests.integration.asking_kit import WHOLE, running, urls

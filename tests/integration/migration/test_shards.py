@@ -13,7 +13,7 @@ import pytest
 
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import CallSequence, Context, ModelRef, Need
-from gateway.ir.tensor import array_tensor
+from gateway.ir.tensors.tensor import array_tensor
 from gateway.migration.captures.capture import Capture
 from gateway.migration.replay.shards import Shard, parse_shard
 from gateway.shadow.records.privacy import Privacy

@@ -25,10 +25,10 @@ from gateway.ir.calls import (
     ServerLiveRequest,
 )
 from gateway.ir.context import Context, ModelRef, Need
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import Unsupported
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
-from gateway.ir.tensor import Tensor, array_tensor, as_numpy
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import Tensor, array_tensor, as_numpy
 from gateway.policies.batch.layers import is_shared
 from gateway.policies.reject_sequences import ModelProcesses
 from gateway.policies.signatures import DescribedModels

@@ -12,7 +12,7 @@ from gateway.app.listen.rejection_log import RejectionLog
 from gateway.config.models import UpstreamConfig
 from gateway.ir.context import Client
 from gateway.ir.errors import MalformedMessage, Overloaded
-from gateway.telemetry.call_log import CallLog
+from gateway.telemetry.log.call_log import CallLog
 from gateway.telemetry.metrics import Metrics
 from gateway.transports.connection_count import ConnectionCount, TooManyConnections
 from gateway.transports.net.sockets import max_descriptors, raise_descriptor_limit

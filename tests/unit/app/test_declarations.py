@@ -11,7 +11,7 @@ from gateway.app.build.declarations import read_declarations
 from gateway.app.check.check import check
 from gateway.config.load import load_text
 from gateway.ir.text_tasks import TextForms
-from gateway.ir.untyped import RowsForm
+from gateway.ir.values.untyped import RowsForm
 from tests.integration.openai_models import GOLDEN
 
 pytest.importorskip("tokenizers")

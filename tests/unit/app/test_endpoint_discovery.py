@@ -13,10 +13,10 @@ from gateway.app.listen.endpoint_discovery import BuiltEndpoint, EndpointDiscove
 from gateway.ir.calls import InferRequest, InferResponse, ServerReadyRequest
 from gateway.ir.context import CallSequence, ModelRef
 from gateway.ir.errors import Unavailable, Unsupported
-from gateway.routing.endpoint import Endpoint
-from gateway.routing.endpoints import Endpoints
-from gateway.routing.health_probe import Prober
-from gateway.routing.load_balancing import BalancingPolicy, LoadBalancer
+from gateway.routing.balancing.endpoint import Endpoint
+from gateway.routing.balancing.endpoints import Endpoints
+from gateway.routing.balancing.health_probe import Prober
+from gateway.routing.balancing.load_balancing import BalancingPolicy, LoadBalancer
 from gateway.settings.units import Url, parse_url
 from gateway.transports.grpc.withheld import WithheldCalls
 from gateway.transports.net.host_addresses import HostAddress, HostAddresses

@@ -21,7 +21,7 @@ from gateway.cli.configuration import describe_layers
 from gateway.config.routes import PoliciesConfig
 from gateway.ir.calls import InferRequest, ServerLiveRequest
 from gateway.ir.context import Context, ModelRef, Origin
-from gateway.ir.tensor import RequestedOutput
+from gateway.ir.tensors.tensor import RequestedOutput
 from gateway.policies.forward_headers import forwarding
 from gateway.policies.observe import Observe
 from gateway.service import ReplyCoroutine, Service

@@ -10,14 +10,14 @@ import pytest
 from gateway.api.extension import ServingPart
 from gateway.api.tap import Tap, TappedCall
 from gateway.app.build.parts import ServingParts
+from gateway.ir.bodies.streamed_inputs import streaming_body_of
+from gateway.ir.bodies.teed_body import TeeBudget, tee_body
 from gateway.ir.calls import Call, InferRequest, InferResponse, ServerLiveRequest
 from gateway.ir.context import ModelRef
-from gateway.ir.data import StreamedData
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import ErrorCode, GatewayError, NotFound
-from gateway.ir.streamed_inputs import streaming_body_of
-from gateway.ir.teed_body import TeeBudget, tee_body
-from gateway.ir.tensor import streamed_tensor
+from gateway.ir.tensors.data import StreamedData
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import streamed_tensor
 from tests.fakes import FakeArriving
 
 

@@ -14,7 +14,7 @@ from gateway.app.listen.path_ownership import ProtocolPaths, owned_paths, public
 from gateway.app.run.reload import check_restart
 from gateway.config.load import ConfigError, load_text
 from gateway.protocols.openai.http.codec import HttpCodec
-from gateway.wire.path_claims import Passing
+from gateway.wire.heads.path_claims import Passing
 
 MODULE = "claiming_protocols"
 

@@ -25,7 +25,7 @@ from gateway.ir.calls import (
 from gateway.ir.context import Context, ModelRef
 from gateway.ir.errors import DeadlineExceeded, Overloaded, Unavailable, Unsupported, UpstreamError
 from gateway.ir.metadata import ModelState, RepositoryEntry
-from gateway.ir.tensor import Tensor, array_tensor, as_items, as_numpy
+from gateway.ir.tensors.tensor import Tensor, array_tensor, as_items, as_numpy
 from tests.integration.http_kit import eventually
 from tests.unit.app.waiting_models import RUNNING
 

@@ -13,14 +13,14 @@ from gateway.app.run.server_counts import ServerCounts
 from gateway.config.load import load_text
 from gateway.ir.calls import InferRequest, ModelConfigRequest, ModelStatisticsRequest
 from gateway.ir.context import ModelRef
-from gateway.ir.data import RawData
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import Unavailable, Unsupported
 from gateway.ir.metadata import ModelConfiguration
 from gateway.ir.statistics import Duration, InferStatistics, ModelStatistics
-from gateway.ir.tensor import Tensor
-from gateway.telemetry.model_counts import ModelCounts
-from gateway.telemetry.model_usage import Usage
+from gateway.ir.tensors.data import RawData
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import Tensor
+from gateway.telemetry.usage.model_counts import ModelCounts
+from gateway.telemetry.usage.model_usage import Usage
 from tests.fakes import FakeClock, ScriptedService
 
 TEXT = """

@@ -7,8 +7,8 @@ from typing import Any
 
 from gateway.backends.base import Job
 from gateway.backends.python import declares
-from gateway.ir.datatypes import Datatype
 from gateway.ir.metadata import TensorMetadata
+from gateway.ir.tensors.datatypes import Datatype
 
 RUNNING: list[Job] = []
 MAY_LOAD = threading.Event()

@@ -17,6 +17,7 @@ from structlog.testing import capture_logs
 
 from gateway.api.backend import Arrays
 from gateway.backends.base import Backend, Inputs, Job, LoadError
+from gateway.ir.bodies.streams import close_stream
 from gateway.ir.calls import (
     Call,
     InferRequest,
@@ -26,7 +27,6 @@ from gateway.ir.calls import (
     StreamInferRequest,
 )
 from gateway.ir.context import Context, ModelRef
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import (
     DeadlineExceeded,
     GatewayError,
@@ -38,9 +38,9 @@ from gateway.ir.errors import (
     UpstreamError,
 )
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
-from gateway.ir.streams import close_stream
-from gateway.ir.tensor import RequestedOutput, Tensor, array_tensor
-from gateway.ir.validation import shape_matches
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import RequestedOutput, Tensor, array_tensor
+from gateway.ir.tensors.validation import shape_matches
 from tests.fakes import FakeClock, settle
 from tests.integration.http_kit import eventually
 

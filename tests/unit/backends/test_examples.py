@@ -13,9 +13,9 @@ from gateway.backends.examples import SequenceSum
 from gateway.backends.python import PythonBackend
 from gateway.ir.calls import InferRequest, InferResponse, StreamInferRequest
 from gateway.ir.context import CallSequence, ModelRef
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, UpstreamError
-from gateway.ir.tensor import Tensor, array_tensor, as_items, as_numpy, items_tensor
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import Tensor, array_tensor, as_items, as_numpy, items_tensor
 from tests.fakes import settle
 
 ROW = np.arange(16, dtype=np.int32).reshape(1, 16)

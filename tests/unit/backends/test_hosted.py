@@ -17,10 +17,10 @@ from gateway.backends.python import PythonBackend
 from gateway.backends.versions import Versions
 from gateway.ir.calls import InferRequest, ModelMetadataRequest, StreamInferRequest
 from gateway.ir.context import ModelRef
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, UpstreamError
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
-from gateway.ir.tensor import array_tensor, as_numpy
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import array_tensor, as_numpy
 
 M = ModelRef("m")
 X, Y = (TensorMetadata(name, Datatype.INT64, (-1,)) for name in "xy")

@@ -16,9 +16,9 @@ from gateway.backends.onnx import OnnxBackend, OnnxOptions
 from gateway.backends.python import PythonBackend
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import CallSequence, ModelRef
-from gateway.ir.datatypes import Datatype
 from gateway.ir.metadata import TensorMetadata
-from gateway.ir.tensor import array_tensor
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import array_tensor
 from tests.fakes import settle
 from tests.integration.http_kit import eventually
 from tests.unit.backends import onnx_models

@@ -20,10 +20,10 @@ from gateway.backends.repository import find_versions, from_spec, onnx_model
 from gateway.cli.demo.samples import SIDE, load_scans
 from gateway.ir.calls import InferRequest, InferResponse, ModelMetadataRequest
 from gateway.ir.context import ModelRef
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, NotReady, UpstreamError
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
-from gateway.ir.tensor import Tensor, array_tensor, as_items, as_numpy, items_tensor
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import Tensor, array_tensor, as_items, as_numpy, items_tensor
 from tests.unit.backends import onnx_models
 
 DEMO = Path(gateway.cli.demo.__file__).parent / "models"

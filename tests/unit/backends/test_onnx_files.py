@@ -13,7 +13,7 @@ from gateway.backends.onnx import OnnxBackend, OnnxOptions
 from gateway.backends.onnx_files import check_external_files, external_locations
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import ModelRef
-from gateway.ir.tensor import array_tensor, as_numpy
+from gateway.ir.tensors.tensor import array_tensor, as_numpy
 from tests.unit.backends import onnx_models
 
 M = ModelRef("m", "1")

@@ -17,13 +17,13 @@ import pytest
 from gateway.api.model_spec import ModelSpec
 from gateway.backends.base import Backend, Job, LoadError
 from gateway.backends.python import PythonBackend, declares, from_spec
+from gateway.ir.bodies.streams import close_stream
 from gateway.ir.calls import InferRequest, InferResponse, ModelMetadataRequest, StreamInferRequest
 from gateway.ir.context import ModelRef
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError, InvalidRequest, NotReady, Unsupported, UpstreamError
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
-from gateway.ir.streams import close_stream
-from gateway.ir.tensor import array_tensor, as_numpy
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import array_tensor, as_numpy
 from tests.fakes import settle
 
 M = ModelRef("m", "1")

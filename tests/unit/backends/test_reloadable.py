@@ -19,9 +19,9 @@ from gateway.ir.calls import (
     RepositoryIndexRequest,
 )
 from gateway.ir.context import ModelRef
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import NotReady, Unsupported
 from gateway.ir.metadata import ModelState, RepositoryEntry, TensorMetadata
+from gateway.ir.tensors.datatypes import Datatype
 from tests.fakes import settle
 
 M = ModelRef("m")

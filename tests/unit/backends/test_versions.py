@@ -17,10 +17,10 @@ from gateway.ir.calls import (
     RepositoryIndexRequest,
 )
 from gateway.ir.context import ModelRef
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import ModelNotFound
 from gateway.ir.metadata import ModelState, RepositoryEntry, TensorMetadata
-from gateway.ir.tensor import as_numpy
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import as_numpy
 
 OUT = (TensorMetadata("VERSION", Datatype.INT32, (1,)),)
 

@@ -9,8 +9,8 @@ import pytest
 from benchmarks.path import Calls
 from benchmarks.stages import path
 from gateway.accelerator import BUILD
-from gateway.ir.datatypes import datatype_of
 from gateway.ir.limits import check_name
+from gateway.ir.tensors.datatypes import datatype_of
 
 # A trace of each call makes a request ten times slower.
 pytestmark = pytest.mark.timeout(120)
@@ -23,7 +23,7 @@ SERVICES = frozenset(
         "policies/observe.py",
         "routing/router.py",
         "policies/limits/policy.py",
-        "routing/endpoints.py",
+        "routing/balancing/endpoints.py",
         "policies/forward_headers.py",
         "policies/complete/policy.py",
         "upstream.py",
@@ -39,7 +39,7 @@ def test_records_only_calls_of_the_gateway() -> None:
         check_name("model name", "x", 1, "model_name_bytes")
         check_name("model name", "y", 1, "model_name_bytes")
         datatype_of("float32")
-    assert ["ir/limits.py", "ir/datatypes.py"] == calls.files
+    assert ["ir/limits.py", "ir/tensors/datatypes.py"] == calls.files
     assert calls.text("x").startswith("x: 2 files, 1 changes of file, 3 calls\n")
 
 

@@ -138,7 +138,7 @@ def test_serve_imports_only_the_configured_transports() -> None:
     )
     script = (
         "import sys\n"
-        "import gateway.cli.serve\n"
+        "import gateway.cli.serving.serve\n"
         "from gateway.app import Gateway\n"
         "from gateway.config.load import load_text\n"
         f"Gateway(load_text({text!r}))\n"

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from gateway.app import check
-from gateway.cli.sidecar import load_mapping
+from gateway.cli.serving.sidecar import load_mapping
 from gateway.config.schema import json_schema
 from schemas.configuration import PAGE, all_examples, list_sections, page_text, shows
 

@@ -18,7 +18,7 @@ from gateway.config.schema import json_schema
 from gateway.policies.limits.adaptive.layer import ADAPTIVE_CONCURRENCY
 from gateway.policies.limits.fair_share import SHARE, call_rate
 from gateway.policies.limits.retry_keys import RETRY
-from gateway.routing.endpoint_keys import outlier_detection_of
+from gateway.routing.balancing.endpoint_keys import outlier_detection_of
 from tests.sections import config_of
 
 TODAY = """\

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import yaml
 
-from gateway.cli.sidecar import load_mapping, sidecar_config
+from gateway.cli.serving.sidecar import load_mapping, sidecar_config
 from gateway.config.load import LoadedConfig, load_text
 from gateway.config.starter import FoundServer, starter_text
-from gateway.ir.datatypes import Datatype
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
+from gateway.ir.tensors.datatypes import Datatype
 from gateway.registry import EXTENSIONS
 
 DIGITS = ModelMetadata(

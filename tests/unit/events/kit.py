@@ -32,7 +32,7 @@ from gateway.events.sinks.queue import (
 )
 from gateway.ir.calls import InferResponse
 from gateway.ir.context import ModelRef
-from gateway.ir.tensor import array_tensor
+from gateway.ir.tensors.tensor import array_tensor
 from gateway.shadow.inbox import Inbox
 from gateway.shadow.packets import socket_pair
 from gateway.shadow.records.privacy import Hasher, Privacy

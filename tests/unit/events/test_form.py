@@ -14,9 +14,9 @@ from gateway.events.messages import EventNote, call_of, encode_call
 from gateway.events.sinks.form import EventForm, header_value
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import CallSequence, Context, ModelRef
-from gateway.ir.data import JsonItemsData, RawData, SharedMemoryData, SlicedData, TensorData
-from gateway.ir.datatypes import Datatype
-from gateway.ir.tensor import Tensor, array_tensor, items_tensor
+from gateway.ir.tensors.data import JsonItemsData, RawData, SharedMemoryData, SlicedData, TensorData
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import Tensor, array_tensor, items_tensor
 from gateway.shadow.records.privacy import Hasher
 from gateway.shadow.records.records import RecordedCall, record_of
 from tests.unit.events.kit import definition

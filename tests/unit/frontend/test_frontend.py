@@ -12,6 +12,7 @@ from gateway.api.protocol import ServerReadingCodec, StreamCodec
 from gateway.api.tap import TappedCall
 from gateway.frontend.frontend import Frontend
 from gateway.frontend.tapped import TappedFrontend
+from gateway.ir.bodies.streams import HeldReply
 from gateway.ir.calls import (
     Call,
     InferRequest,
@@ -22,7 +23,6 @@ from gateway.ir.calls import (
     StreamInferRequest,
 )
 from gateway.ir.context import Context, ModelRef
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import (
     ErrorCode,
     GatewayError,
@@ -33,16 +33,16 @@ from gateway.ir.errors import (
     TooLarge,
     Unsupported,
 )
-from gateway.ir.expected_inputs import compare_inputs
 from gateway.ir.metadata import ModelConfiguration, ModelMetadata, TensorMetadata
-from gateway.ir.streams import HeldReply
-from gateway.ir.tensor import items_tensor
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.expected_inputs import compare_inputs
+from gateway.ir.tensors.tensor import items_tensor
 from gateway.ir.work import charge
 from gateway.transports.memory_budget import UNLIMITED
 from gateway.transports.reservation import Reservation
 from gateway.wire.grpc import GrpcResponse
+from gateway.wire.heads.request_id import attach_grpc_request_id, attach_http_request_id
 from gateway.wire.http import Headers, HttpResponse
-from gateway.wire.request_id import attach_grpc_request_id, attach_http_request_id
 from tests.fakes import FakeCodec, FakeStream, ScriptedService, settle
 
 

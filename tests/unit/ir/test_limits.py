@@ -3,7 +3,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError, InvalidRequest, InvalidTensor, TooLarge
 from gateway.ir.limits import (
     MessageLimits,
@@ -13,6 +12,7 @@ from gateway.ir.limits import (
     check_name,
     check_shape,
 )
+from gateway.ir.tensors.datatypes import Datatype
 
 LIMITS = MessageLimits(rank=3, dim=1000, elements=5000, bytes_elements=10, message_bytes=8000)
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from gateway.ir.data import RawData, SharedMemoryData, SlicedData
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidTensor
-from gateway.ir.tensor import Tensor, as_items, as_numpy, as_raw
+from gateway.ir.tensors.data import RawData, SharedMemoryData, SlicedData
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import Tensor, as_items, as_numpy, as_raw
 
 WHOLE = memoryview(b"abcdef")
 

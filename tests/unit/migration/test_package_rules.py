@@ -9,8 +9,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway.api.comparison import RuleResult
-from gateway.ir.datatypes import Datatype
-from gateway.ir.tensor import Tensor, array_tensor, as_numpy, raw_tensor
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import Tensor, array_tensor, as_numpy, raw_tensor
 from gateway.migration.compare.output_rules import rules_of
 from gateway.migration.compare.rules import OutputRule, OutputRules
 from gateway.migration.compare.tensors import Outcome, compare_tensors

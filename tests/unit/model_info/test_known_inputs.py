@@ -8,10 +8,10 @@ import pytest
 
 from gateway.ir.calls import Call, ModelMetadataRequest
 from gateway.ir.context import Context, ModelRef
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, Unavailable
-from gateway.ir.expected_inputs import UncheckedInputs
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.expected_inputs import UncheckedInputs
 from gateway.model_info.known_inputs import KnownInputs
 from tests.fakes import ScriptedService, settle
 

@@ -16,8 +16,8 @@ from gateway.ir.context import CallSequence, ModelRef
 from gateway.ir.errors import InvalidRequest, ModelNotFound, NotFound, Unavailable, UpstreamError
 from gateway.ir.metadata import ModelConfiguration
 from gateway.model_info.sequence_ids import SequenceIdTypes
-from gateway.routing.endpoint import Endpoint
-from gateway.routing.endpoints import Endpoints
+from gateway.routing.balancing.endpoint import Endpoint
+from gateway.routing.balancing.endpoints import Endpoints
 from tests.fakes import FakeClock, ScriptedService
 
 M = ModelRef("m")

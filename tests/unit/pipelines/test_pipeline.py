@@ -21,7 +21,6 @@ from gateway.ir.calls import (
     StreamInferRequest,
 )
 from gateway.ir.context import CallSequence, Context, ModelRef, Need, Origin
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import (
     DeadlineExceeded,
     ErrorCode,
@@ -36,7 +35,8 @@ from gateway.ir.errors import (
     UpstreamError,
 )
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
-from gateway.ir.tensor import RequestedOutput, Tensor, array_tensor, as_numpy, items_tensor
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import RequestedOutput, Tensor, array_tensor, as_numpy, items_tensor
 from gateway.pipelines.graph import Graph, Step, parse_source
 from gateway.pipelines.pipeline import Pipeline
 from gateway.pipelines.signature import MismatchError

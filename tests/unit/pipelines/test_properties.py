@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from gateway.ir.calls import Call, InferRequest, InferResponse, ModelMetadataRequest
 from gateway.ir.context import ModelRef
-from gateway.ir.datatypes import Datatype
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
-from gateway.ir.tensor import RequestedOutput, array_tensor, as_numpy
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import RequestedOutput, array_tensor, as_numpy
 from gateway.pipelines.graph import REQUEST, Graph, Source, Step
 from gateway.pipelines.pipeline import Pipeline
 from gateway.pipelines.signature_cache import SignatureCache

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from gateway.ir.context import ModelRef
-from gateway.ir.datatypes import Datatype
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
+from gateway.ir.tensors.datatypes import Datatype
 from gateway.pipelines.graph import Graph, Step, parse_source
 from gateway.pipelines.signature import (
     MismatchError,

@@ -6,10 +6,10 @@ import pytest
 
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import ModelRef
-from gateway.ir.data import StreamedData
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import NotSent
-from gateway.ir.tensor import as_raw, streamed_tensor
+from gateway.ir.tensors.data import StreamedData
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import as_raw, streamed_tensor
 from gateway.policies.buffer_body import BufferBody
 from gateway.policies.limits.policy import CallLimits
 from gateway.policies.limits.retry import RetryBudget

@@ -18,12 +18,12 @@ from gateway.ir.calls import (
     StreamInferRequest,
 )
 from gateway.ir.context import CallSequence, Client, Context, ModelRef, Origin
-from gateway.ir.data import ArrayData, ItemsData, RawData, SharedMemoryData
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import Cancelled, DeadlineExceeded, GatewayError, Unavailable, UpstreamError
 from gateway.ir.identity import Identity
 from gateway.ir.metadata import ModelMetadata
-from gateway.ir.tensor import (
+from gateway.ir.tensors.data import ArrayData, ItemsData, RawData, SharedMemoryData
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import (
     RequestedOutput,
     Tensor,
     array_tensor,

@@ -12,8 +12,8 @@ import pytest
 from gateway.ir.calls import Call, InferRequest, InferResponse
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import Unavailable, UpstreamProtocolError
-from gateway.ir.rows import IndependentRows
-from gateway.ir.tensor import Tensor, array_tensor, as_items, as_numpy, items_tensor
+from gateway.ir.tensors.rows import IndependentRows
+from gateway.ir.tensors.tensor import Tensor, array_tensor, as_items, as_numpy, items_tensor
 from gateway.policies.cache import Cache
 from tests.fakes import settle
 from tests.unit.policies.test_cache import Metered

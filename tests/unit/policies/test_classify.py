@@ -15,10 +15,10 @@ from gateway.ir.calls import (
     StreamInferRequest,
 )
 from gateway.ir.context import ModelRef, Need, Origin
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, TooLarge, Unsupported, UpstreamProtocolError
 from gateway.ir.metadata import ModelConfiguration, ModelMetadata, TensorMetadata
-from gateway.ir.tensor import (
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import (
     RequestedOutput,
     Tensor,
     array_tensor,

@@ -21,8 +21,8 @@ from gateway.ir.errors import (
 from gateway.policies.count_models import CountModels
 from gateway.routing.rolling.model_calls import CountModelCalls
 from gateway.telemetry.call_path import CALL_PATH, CallPath
-from gateway.telemetry.model_counts import REASONS, ModelCounts
-from gateway.telemetry.model_usage import Usage
+from gateway.telemetry.usage.model_counts import REASONS, ModelCounts
+from gateway.telemetry.usage.model_usage import Usage
 from tests.fakes import FakeStream, ScriptedService
 
 CALL = InferRequest(model=ModelRef("m"))

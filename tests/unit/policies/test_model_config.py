@@ -13,9 +13,9 @@ from gateway.ir.calls import (
     ModelReadyRequest,
 )
 from gateway.ir.context import Context, ModelRef, Need
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import ModelNotFound, NotFound, Unavailable, Unsupported
 from gateway.ir.metadata import ModelConfiguration, ModelMetadata, TensorMetadata
+from gateway.ir.tensors.datatypes import Datatype
 from gateway.policies.model_config import ModelConfigurationLayer, configuration_of
 from tests.fakes import ScriptedService
 

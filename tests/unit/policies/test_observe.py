@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from gateway.ir.bodies.streams import close_stream
 from gateway.ir.calls import (
     Call,
     InferRequest,
@@ -18,10 +19,9 @@ from gateway.ir.calls import (
 )
 from gateway.ir.context import Context, ModelRef
 from gateway.ir.errors import Overloaded, Unavailable
-from gateway.ir.streams import close_stream
 from gateway.policies.observe import Observe
-from gateway.telemetry.call_log import CallLog, CallRecord
 from gateway.telemetry.call_path import CALL_PATH, CallPath, record_target
+from gateway.telemetry.log.call_log import CallLog, CallRecord
 from tests.fakes import FakeClock, FakeStream, ScriptedService, settle
 
 M = ModelRef("m", "2")

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gateway.ir.bodies.streams import close_stream
 from gateway.ir.calls import (
     InferRequest,
     InferResponse,
@@ -17,12 +18,11 @@ from gateway.ir.calls import (
     StreamInferRequest,
 )
 from gateway.ir.context import Context, ModelRef, Origin
-from gateway.ir.data import RawData
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, UpstreamProtocolError
 from gateway.ir.metadata import ModelConfiguration, ModelMetadata, TensorMetadata
-from gateway.ir.streams import close_stream
-from gateway.ir.tensor import RequestedOutput, Tensor, array_tensor, as_numpy, as_raw
+from gateway.ir.tensors.data import RawData
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import RequestedOutput, Tensor, array_tensor, as_numpy, as_raw
 from gateway.policies.rename import Rename, TensorNamesConfig
 from tests.fakes import FakeStream, ScriptedService
 

@@ -11,7 +11,6 @@ from gateway.app.build.models import build_models
 from gateway.config.load import ConfigError, load_text
 from gateway.ir.calls import ModelMetadataRequest, ServerLiveRequest
 from gateway.ir.context import ModelRef
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import (
     GatewayError,
     ModelNotFound,
@@ -20,6 +19,7 @@ from gateway.ir.errors import (
     VersionNotFound,
 )
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
+from gateway.ir.tensors.datatypes import Datatype
 from gateway.policies.signatures import Signatures
 from gateway.settings.signature import SignatureConfig, TensorConfig
 from tests.fakes import ScriptedService

@@ -18,7 +18,7 @@ from gateway.ir.calls import (
 )
 from gateway.ir.context import ModelRef, Need
 from gateway.ir.errors import InternalError, InvalidRequest
-from gateway.ir.tensor import array_tensor, as_numpy
+from gateway.ir.tensors.tensor import array_tensor, as_numpy
 from gateway.policies.transform_tensors import TransformTensors
 from tests.fakes import FakeStream, ScriptedService
 

@@ -21,7 +21,7 @@ from gateway.ir.metadata import ModelMetadata, ModelState, RepositoryEntry
 from gateway.ir.statistics import Duration, ModelStatistics
 from gateway.policies.usage_statistics import UsageStatistics
 from gateway.telemetry.call_path import CALL_PATH, CallPath, record_queue_time
-from gateway.telemetry.model_usage import Usage
+from gateway.telemetry.usage.model_usage import Usage
 from tests.fakes import FakeClock, FakeStream, ScriptedService
 
 M = ModelRef("m")

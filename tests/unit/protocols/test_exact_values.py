@@ -9,12 +9,12 @@ from typing import Any, Final, NamedTuple, cast
 import pytest
 
 from gateway.ir.calls import InferRequest
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError
 from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
-from gateway.ir.tensor import as_items, as_numpy
-from gateway.ir.untyped import RowsForm
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import as_items, as_numpy
+from gateway.ir.values.untyped import RowsForm
 from gateway.policies.complete.untyped import is_untyped, typed_request
 from gateway.registry import protocol, protocol_names
 from gateway.wire.http import Headers, HttpRequest

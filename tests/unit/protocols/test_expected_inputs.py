@@ -9,8 +9,8 @@ import pytest
 
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import GatewayError
-from gateway.ir.expected_inputs import UncheckedInputs, with_expected_inputs
 from gateway.ir.limits import DEFAULT_LIMITS
+from gateway.ir.tensors.expected_inputs import UncheckedInputs, with_expected_inputs
 from gateway.registry import protocol
 from gateway.schema import grps_pb2, open_inference_pb2
 from gateway.wire.grpc import GrpcRequest

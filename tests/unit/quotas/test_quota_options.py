@@ -21,10 +21,10 @@ from gateway.config.models import Config
 from gateway.config.permissions import QuotaConfig, QuotaMatchConfig, QuotaStoreConfig
 from gateway.ir.calls import Call, InferRequest, InferResponse
 from gateway.ir.context import Client, Context, ModelRef
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import QuotaExceeded
 from gateway.ir.identity import Identity
-from gateway.ir.tensor import raw_tensor
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import raw_tensor
 from gateway.quotas import store as quota_store
 from gateway.quotas.budgets import Budgets, Clocks, LocalAccounts
 from gateway.quotas.directory import QuotaDirectory

@@ -31,8 +31,8 @@ from gateway.residency.controller import ResidencyController
 from gateway.residency.layer import Residency
 from gateway.residency.plan import ModelPhase
 from gateway.residency.server import EndpointServer
-from gateway.routing.endpoint import Endpoint
-from gateway.routing.endpoints import Endpoints
+from gateway.routing.balancing.endpoint import Endpoint
+from gateway.routing.balancing.endpoints import Endpoints
 from gateway.settings.patterns import globs
 from tests.simulation.residency import LoadingServer, Uncounted, rules
 from tests.simulation.virtual_time import elapse, now, simulate

@@ -21,8 +21,8 @@ from gateway.ir.errors import RegionExists, Unavailable
 from gateway.ir.metadata import SharedRegion
 from gateway.ir.statistics import ModelStatistics
 from gateway.routing.balance import Balance, Target
-from gateway.routing.endpoint import Endpoint
-from gateway.routing.endpoints import Endpoints
+from gateway.routing.balancing.endpoint import Endpoint
+from gateway.routing.balancing.endpoints import Endpoints
 from tests.fakes import ScriptedService
 
 M = ModelRef("m")

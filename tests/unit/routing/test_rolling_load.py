@@ -16,13 +16,13 @@ from gateway.api.layer import Entries
 from gateway.ir.calls import Call, InferRequest, InferResponse, ModelLoadRequest, StreamInferRequest
 from gateway.ir.context import CallSequence, ModelRef
 from gateway.ir.errors import GatewayError, LoadFailed, Unavailable, UpstreamError
-from gateway.routing.endpoint import Endpoint
-from gateway.routing.endpoints import Endpoints
+from gateway.routing.balancing.endpoint import Endpoint
+from gateway.routing.balancing.endpoints import Endpoints
 from gateway.routing.rolling.layer import RollingLoad, TrialOf
 from gateway.routing.rolling.model_calls import CountModelCalls
 from gateway.routing.rolling.settings import RollingLoadConfig, TrialResult, WarmUpConfig
 from gateway.service import Service
-from gateway.telemetry.model_calls import ModelCalls
+from gateway.telemetry.usage.model_calls import ModelCalls
 from tests.simulation.virtual_time import elapse, now, simulate
 
 M = ModelRef("m")

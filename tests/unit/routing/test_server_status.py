@@ -28,7 +28,7 @@ from gateway.ir.metadata import (
 )
 from gateway.ir.statistics import ModelStatistics
 from gateway.routing.server_status import ServerStatusLayer, UnknownModels, model_status
-from gateway.telemetry.error_texts import error_text
+from gateway.telemetry.log.error_texts import error_text
 from tests.fakes import FakeClock, ScriptedService
 
 INDEX = (

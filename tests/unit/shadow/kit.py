@@ -8,7 +8,7 @@ import numpy as np
 
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import CallSequence, Context, ModelRef, Need
-from gateway.ir.tensor import RequestedOutput, array_tensor, items_tensor
+from gateway.ir.tensors.tensor import RequestedOutput, array_tensor, items_tensor
 from gateway.shadow.records.privacy import Privacy
 from gateway.shadow.records.records import Recordable
 

@@ -18,9 +18,9 @@ from gateway.telemetry.aggregation import (
     snapshot,
     total_of,
 )
-from gateway.telemetry.call_log import CallRecord
 from gateway.telemetry.call_path import CallPath
 from gateway.telemetry.exposition import write_page
+from gateway.telemetry.log.call_log import CallRecord
 from gateway.telemetry.metrics import Metrics
 
 CALLS = names.REQUESTS.name

@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry
 
 from gateway.telemetry.batching_metrics import SharingMetrics
-from gateway.telemetry.model_usage import Usage
+from gateway.telemetry.usage.model_usage import Usage
 
 
 def test_batches_are_counted_by_model() -> None:

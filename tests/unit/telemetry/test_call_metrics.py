@@ -8,11 +8,11 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, disable_cre
 from prometheus_client.exposition import generate_latest
 
 from gateway.ir.context import Context
-from gateway.telemetry.call_log import CallRecord
 from gateway.telemetry.call_metrics import CallMetrics
 from gateway.telemetry.call_path import CallPath
-from gateway.telemetry.rolling_stats import RollingStats
+from gateway.telemetry.log.call_log import CallRecord
 from gateway.telemetry.upstream_metrics import BOUNDS_S
+from gateway.telemetry.usage.rolling_stats import RollingStats
 
 BOUNDS = (0.001, 0.25, 1.0)
 TIMES = {

@@ -16,10 +16,10 @@ from prometheus_client.samples import Exemplar
 
 from gateway.ir.context import Context
 from gateway.telemetry import names
-from gateway.telemetry.call_log import CallRecord
 from gateway.telemetry.call_path import CallPath
 from gateway.telemetry.exposition import PageWriter, write_page
 from gateway.telemetry.families import PIECE_SERIES, HistogramFamily
+from gateway.telemetry.log.call_log import CallRecord
 from gateway.telemetry.metrics import Metrics
 
 OPEN = "application/openmetrics-text; version=1.0.0"

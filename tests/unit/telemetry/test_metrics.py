@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from gateway.ir.context import Context
 from gateway.ir.errors import TooLarge
-from gateway.telemetry.call_log import CallRecord
 from gateway.telemetry.call_path import CallPath
+from gateway.telemetry.log.call_log import CallRecord
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.names import Metric
 

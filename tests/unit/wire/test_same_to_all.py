@@ -7,7 +7,7 @@ import pytest
 from gateway.ir.errors import GatewayError
 from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.wire.http import Headers, HttpRequest
-from gateway.wire.json_values import check_same_to_all
+from gateway.wire.json.values import check_same_to_all
 from gateway.wire.opaque import JsonMessages
 
 LONG = b"1.0," * 5000 + b"1"

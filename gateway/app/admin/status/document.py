@@ -11,7 +11,7 @@ from gateway.app.build.route_rules import target_name
 from gateway.app.build.routes import BuiltRoute
 from gateway.app.build.server_identity import ServerIdentity
 from gateway.app.build.upstreams import BuiltUpstream
-from gateway.routing.endpoint import Endpoint
+from gateway.routing.balancing.endpoint import Endpoint
 from gateway.telemetry import names
 from gateway.telemetry.gauges import LabelledGauges
 from gateway.telemetry.upstream_metrics import AttemptMetrics

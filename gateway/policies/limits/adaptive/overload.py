@@ -16,9 +16,9 @@ import structlog
 from gateway.concurrency.call_queue import CallQueue
 from gateway.concurrency.limiter import CLIENT_MEMORY, Limiter
 from gateway.concurrency.timeouts import is_timeout
+from gateway.ir.bodies.streamed_inputs import streaming_body_of
 from gateway.ir.calls import Call, InferRequest, InferResponse
 from gateway.ir.errors import Overloaded
-from gateway.ir.streamed_inputs import streaming_body_of
 from gateway.policies.limits.adaptive.latency import (
     LATE_WAIT_S,
     MOST_WAIT_S,

@@ -50,9 +50,9 @@ from gateway.protocols.grps.protobuf.message import read_message, write_message
 from gateway.schema import grps_pb2 as pb
 from gateway.schema.baidu_std_pb2 import RpcMeta, RpcRequestMeta, RpcResponseMeta
 from gateway.wire.errors import clip, passed_failure, strip_traceback
+from gateway.wire.heads.request_id import valid_request_id
 from gateway.wire.http import Buffer
-from gateway.wire.plain_protobuf import is_plain_message, with_texts
-from gateway.wire.request_id import valid_request_id
+from gateway.wire.protobuf.plain import is_plain_message, with_texts
 from gateway.wire.stream import Frame
 
 NAME: Final = "grps.brpc"

@@ -21,7 +21,7 @@ from gateway.ir.limits import MessageLimits
 from gateway.protocols.grps.brpc.compression import NONE, unpacked_bytes
 from gateway.schema.baidu_std_pb2 import RpcMeta
 from gateway.wire.http import Buffer, view_of
-from gateway.wire.protobuf import LEN, VARINT, read_varint, tag, varint
+from gateway.wire.protobuf.wire_format import LEN, VARINT, read_varint, tag, varint
 from gateway.wire.stream import Frame
 
 MAGIC: Final = b"PRPC"

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from gateway.ir.datatypes import Datatype, fp32_of_bf16
-from gateway.ir.tensor import Tensor, as_items, as_numpy
+from gateway.ir.tensors.datatypes import Datatype, fp32_of_bf16
+from gateway.ir.tensors.tensor import Tensor, as_items, as_numpy
 from gateway.protocols.grps.errors import Unconvertible
 from gateway.protocols.grps.json.elements import listed_array
 

@@ -16,11 +16,11 @@ import numpy as np
 import orjson
 
 from gateway.ir.context import ModelRef, Parameter
-from gateway.ir.data import ArrayData, ItemsData, TensorData
-from gateway.ir.datatypes import Datatype, bf16_of_fp64
 from gateway.ir.errors import InvalidRequest
 from gateway.ir.limits import MessageLimits, check_shape
-from gateway.ir.tensor import Tensor
+from gateway.ir.tensors.data import ArrayData, ItemsData, TensorData
+from gateway.ir.tensors.datatypes import Datatype, bf16_of_fp64
+from gateway.ir.tensors.tensor import Tensor
 from gateway.protocols.grps.custom.json_path import MISSING, Step, lookup, names_in, read_place
 from gateway.protocols.grps.custom.streaming import STREAMING_READERS, Streaming
 from gateway.protocols.grps.datatypes import BY_DATATYPE, widened_datatype

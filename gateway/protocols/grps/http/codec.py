@@ -27,8 +27,8 @@ from gateway.protocols.grps.json.message import read_response, write_json
 from gateway.protocols.grps.messages import ContentFormat, Flag, GrpsMessage, GrpsStatus
 from gateway.protocols.grps.options import GrpsOptions, read_options
 from gateway.wire.errors import SUCCESSES, clip, is_error_status, read_error_text
+from gateway.wire.heads.metadata import http_headers
 from gateway.wire.http import Buffer, Headers, HttpRequest, HttpResponse, media_type
-from gateway.wire.metadata import http_headers
 from gateway.wire.opaque import JsonMessages, passed_error_of, passed_request
 
 R = TypeVar("R")

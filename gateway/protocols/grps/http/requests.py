@@ -17,7 +17,7 @@ from gateway.ir.calls import (
 )
 from gateway.ir.errors import InvalidRequest, MalformedMessage
 from gateway.ir.limits import MessageLimits
-from gateway.ir.nearest import loads_to_odd
+from gateway.ir.values.nearest import loads_to_odd
 from gateway.protocols.grps import methods
 from gateway.protocols.grps.content import ReplyFormat
 from gateway.protocols.grps.custom.routes import FORM_BODY, QUERY_BODY, CustomRoute, route_content
@@ -28,9 +28,9 @@ from gateway.protocols.grps.json.message import read_request
 from gateway.protocols.grps.messages import ContentFormat, GrpsMessage
 from gateway.protocols.grps.options import GrpsOptions
 from gateway.protocols.grps.protobuf.message import read_message
+from gateway.wire.heads.metadata import http_context
+from gateway.wire.heads.url_names import read_query
 from gateway.wire.http import HttpRequest, media_type
-from gateway.wire.metadata import http_context
-from gateway.wire.url_names import read_query
 
 NAME: Final = "grps.http"
 

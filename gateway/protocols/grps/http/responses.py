@@ -31,7 +31,7 @@ from gateway.protocols.grps.messages import ContentFormat, Flag, GrpsMessage, Gr
 from gateway.protocols.grps.protobuf.message import write_message
 from gateway.wire.errors import HTTP_TOO_MANY_REQUESTS, TOO_MANY_REQUESTS, clip, extra_headers
 from gateway.wire.http import Headers, HttpResponse
-from gateway.wire.json_floats import dump_exact
+from gateway.wire.json.floats import dump_exact
 
 JSON_HEADERS: Final = Headers((("Content-Type", "application/json"),))
 _BYTES_HEADERS: Final = Headers((("Content-Type", "application/octet-stream"),))

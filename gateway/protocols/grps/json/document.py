@@ -9,10 +9,10 @@ import re
 from typing import Any, Final
 
 from gateway.ir.errors import MalformedMessage, TooLarge
-from gateway.ir.json_objects import reserve_objects
 from gateway.ir.limits import MessageLimits, check_bytes_elements, check_count
+from gateway.ir.values.json_objects import reserve_objects
 from gateway.ir.work import JSON_ELEMENT, LIST, OBJECT_BYTE, charge
-from gateway.wire.json_values import load_json
+from gateway.wire.json.values import load_json
 
 _SHOWN: Final = 64
 # Longer than any list of tensors.

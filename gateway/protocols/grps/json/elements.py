@@ -19,16 +19,16 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from gateway.ir.data import ArrayData, ItemsData, TensorData
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, InvalidTensor, TooLarge
 from gateway.ir.limits import MessageLimits, check_shape
-from gateway.ir.nearest import may_lie_between, to_odd
-from gateway.ir.tensor import Shape
+from gateway.ir.tensors.data import ArrayData, ItemsData, TensorData
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import Shape
+from gateway.ir.values.nearest import may_lie_between, to_odd
 from gateway.ir.work import JSON_NUMBER, charge
 from gateway.protocols.grps.datatypes import WireType, narrowed
 from gateway.protocols.grps.errors import Unconvertible
-from gateway.wire.json_floats import dump_exact
+from gateway.wire.json.floats import dump_exact
 
 FLOAT32_MAX: Final = float(np.finfo(np.float32).max)
 

@@ -17,11 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 from gateway.ir.context import ModelRef
-from gateway.ir.data import ArrayData
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, InvalidTensor, TooLarge, Unsupported
-from gateway.ir.exact_values import base64_bytes
-from gateway.ir.expected_inputs import compare_inputs, is_comparing
 from gateway.ir.limits import (
     MessageLimits,
     check_bytes_elements,
@@ -29,8 +25,12 @@ from gateway.ir.limits import (
     check_name,
     check_shape,
 )
-from gateway.ir.nearest import loads_to_odd
-from gateway.ir.tensor import Tensor, array_tensor, as_items, as_numpy
+from gateway.ir.tensors.data import ArrayData
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.expected_inputs import compare_inputs, is_comparing
+from gateway.ir.tensors.tensor import Tensor, array_tensor, as_items, as_numpy
+from gateway.ir.values.exact_values import base64_bytes
+from gateway.ir.values.nearest import loads_to_odd
 from gateway.ir.work import charge
 from gateway.protocols.grps.datatypes import BY_DATATYPE, WIRE_TYPES, WireType, wire_type
 from gateway.protocols.grps.json.elements import (
@@ -43,7 +43,7 @@ from gateway.protocols.grps.json.elements import (
     written_elements,
 )
 from gateway.protocols.grps.messages import ContentFormat, Flag, GrpsMessage, GrpsStatus, MapValue
-from gateway.wire.json_floats import dump_exact
+from gateway.wire.json.floats import dump_exact
 
 _PARSED: Final = {
     "str_data": ContentFormat.STR_DATA,

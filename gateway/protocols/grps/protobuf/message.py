@@ -15,13 +15,13 @@ import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
 from gateway.ir.context import ModelRef
-from gateway.ir.data import ArrayData, ItemsData, RawData, TensorData
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidTensor, MalformedMessage, TooLarge, Unsupported
-from gateway.ir.expected_inputs import compare_inputs, is_comparing
-from gateway.ir.items import ItemViews, item_views, joined_views, longest_of
 from gateway.ir.limits import MessageLimits, check_count, check_name, check_shape
-from gateway.ir.tensor import Shape, Tensor, as_items, as_raw
+from gateway.ir.tensors.data import ArrayData, ItemsData, RawData, TensorData
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.expected_inputs import compare_inputs, is_comparing
+from gateway.ir.tensors.items import ItemViews, item_views, joined_views, longest_of
+from gateway.ir.tensors.tensor import Shape, Tensor, as_items, as_raw
 from gateway.ir.work import BYTE, FIELD, OBJECT_BYTE, POSITIONS, charge, reserve
 from gateway.protocols.grps.datatypes import (
     BY_DATATYPE,
@@ -40,7 +40,8 @@ from gateway.protocols.grps.messages import (
     GrpsStatus,
 )
 from gateway.schema import grps_pb2 as pb
-from gateway.wire.protobuf import (
+from gateway.wire.protobuf.packed import fixed_run, packed_varints, varint_array
+from gateway.wire.protobuf.wire_format import (
     LEN,
     MAX_FIELDS,
     TAIL_BYTES,
@@ -65,7 +66,6 @@ from gateway.wire.protobuf import (
     uint32,
     varint,
 )
-from gateway.wire.protobuf_packed import fixed_run, packed_varints, varint_array
 
 
 def _key(number: int, kind: int = LEN) -> bytes:

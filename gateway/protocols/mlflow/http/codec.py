@@ -20,10 +20,10 @@ from gateway.ir.calls import (
     StreamInferRequest,
 )
 from gateway.ir.context import NO_PARAMETERS, Context, ModelRef, Need, Origin, Parameters
-from gateway.ir.data import UntypedRules
 from gateway.ir.errors import GatewayError, NotFound
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
-from gateway.ir.untyped import RowsForm
+from gateway.ir.tensors.data import UntypedRules
+from gateway.ir.values.untyped import RowsForm
 from gateway.protocols.mlflow.errors import (
     NOT_READY,
     OK,
@@ -42,14 +42,14 @@ from gateway.protocols.mlflow.paths import INVOCATIONS, MODELS, ScoringPath, Sco
 from gateway.wire.declarations import DeclaringCodec
 from gateway.wire.decoupled import StreamsDecoupled
 from gateway.wire.errors import MethodNotAllowed, SlashAtEnd
+from gateway.wire.heads.metadata import http_context, sender_metadata
+from gateway.wire.heads.sagemaker import custom_attributes, inference_id
+from gateway.wire.heads.url_names import decoded_name
 from gateway.wire.http import Headers, HttpRequest, HttpResponse, media_type, with_headers
-from gateway.wire.json_errors import JSON
-from gateway.wire.metadata import http_context, sender_metadata
+from gateway.wire.json.errors import JSON
 from gateway.wire.opaque import JsonMessages, passed_request, passed_response
-from gateway.wire.row_templates import RowTemplates
-from gateway.wire.row_values import NonfiniteStyle, RowStyle
-from gateway.wire.sagemaker import custom_attributes, inference_id
-from gateway.wire.url_names import decoded_name
+from gateway.wire.rows.templates import RowTemplates
+from gateway.wire.rows.write import NonfiniteStyle, RowStyle
 
 _REPLY_NEEDS: Final = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
 _GET: Final = frozenset({"GET", "HEAD"})

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from typing import Final
 
 from gateway.ir.calls import InferResponse
-from gateway.ir.datatypes import Datatype
-from gateway.ir.tensor import Tensor, as_items, as_numpy
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import Tensor, as_items, as_numpy
 from gateway.protocols.mlflow.errors import OK
 from gateway.protocols.mlflow.http.form import ScoringForm
 from gateway.wire.http import Buffer, Headers, HttpResponse
-from gateway.wire.json_errors import JSON
-from gateway.wire.row_values import RowStyle, columns_json, row_texts, value_json
+from gateway.wire.json.errors import JSON
+from gateway.wire.rows.write import RowStyle, columns_json, row_texts, value_json
 
 _CSV: Final = ("Content-Type", "text/csv")
 _LINES: Final = ("Content-Type", "application/jsonlines")

@@ -9,15 +9,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from gateway.ir.context import Parameter, Parameters
-from gateway.ir.data import JsonLayout, UntypedRules
 from gateway.ir.errors import InvalidRequest, MalformedMessage
 from gateway.ir.limits import MessageLimits, check_count, check_name
-from gateway.ir.tensor import Tensor
+from gateway.ir.tensors.data import JsonLayout, UntypedRules
+from gateway.ir.tensors.tensor import Tensor
 from gateway.ir.work import BUILT_TIMES, OBJECT_BYTE, charge, reserve
 from gateway.wire.errors import UnsupportedContentType
 from gateway.wire.http import Headers, media_type
-from gateway.wire.rows import RowsDocument, RowsReader, is_list, read_any, read_rows_document
-from gateway.wire.tables import column_names, is_object, show, table_tensor
+from gateway.wire.rows.read import RowsDocument, RowsReader, is_list, read_any, read_rows_document
+from gateway.wire.rows.tables import column_names, is_object, show, table_tensor
 
 JSON, CSV, LINES = "application/json", "text/csv", "application/jsonlines"
 

@@ -20,22 +20,22 @@ from gateway.ir.calls import (
     ServerReadyRequest,
 )
 from gateway.ir.context import JsonParameter, ModelRef
-from gateway.ir.data import UntypedRules
 from gateway.ir.errors import (
     GatewayError,
     InvalidRequest,
     MalformedMessage,
 )
 from gateway.ir.limits import MessageLimits
+from gateway.ir.tensors.data import UntypedRules
 from gateway.protocols.mlflow.errors import FORM, OK
 from gateway.protocols.mlflow.options import OBJECT, MlflowOptions
 from gateway.protocols.mlflow.paths import INVOCATIONS, PING
 from gateway.wire.errors import SUCCESSES
+from gateway.wire.heads.metadata import http_headers
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
-from gateway.wire.json_errors import JSON
-from gateway.wire.metadata import http_headers
-from gateway.wire.row_values import RowStyle, columns_json, value_json
-from gateway.wire.rows import RowsReader, read_rows_document
+from gateway.wire.json.errors import JSON
+from gateway.wire.rows.read import RowsReader, read_rows_document
+from gateway.wire.rows.write import RowStyle, columns_json, value_json
 
 _RULES: Final = UntypedRules(protocol="mlflow", has_b64=False, has_nulls=True)
 _KEY: Final = "predictions"

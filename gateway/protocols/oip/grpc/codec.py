@@ -27,6 +27,8 @@ from gateway.api.protocol import (
     read_response,
 )
 from gateway.ir import errors
+from gateway.ir.bodies.streamed_inputs import can_cut_through, streaming_body_of
+from gateway.ir.bodies.streaming_body import InterleavedBody
 from gateway.ir.calls import (
     Call,
     InferRequest,
@@ -36,11 +38,9 @@ from gateway.ir.calls import (
     StreamInferRequest,
 )
 from gateway.ir.context import ModelRef, Origin
-from gateway.ir.data import StreamedData
-from gateway.ir.datatypes import Datatype
 from gateway.ir.limits import MessageLimits, is_usable_name
-from gateway.ir.streamed_inputs import can_cut_through, streaming_body_of
-from gateway.ir.streaming_body import InterleavedBody
+from gateway.ir.tensors.data import StreamedData
+from gateway.ir.tensors.datatypes import Datatype
 from gateway.protocols.oip.dialects import MOST_LENIENT
 from gateway.protocols.oip.errors import grpc_error_class, text_of
 from gateway.protocols.oip.extension_policy import (
@@ -71,8 +71,8 @@ from gateway.protocols.oip.options import UNKNOWN, check_options, read_extension
 from gateway.schema import open_inference_pb2 as pb
 from gateway.wire.errors import GRPC_STATUS, clip, strip_traceback
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
+from gateway.wire.heads.metadata import unary_request
 from gateway.wire.http import Buffer, size_of
-from gateway.wire.metadata import unary_request
 from gateway.wire.status_errors import StatusErrorForm
 
 # Statuses of servers for a model that is not ready: Triton responds with OK and false, KServe

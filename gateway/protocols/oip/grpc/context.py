@@ -4,7 +4,7 @@ from typing import Final
 
 from gateway.ir.context import Context, Need
 from gateway.wire.grpc import GrpcRequest
-from gateway.wire.metadata import grpc_context
+from gateway.wire.heads.metadata import grpc_context
 
 NAME: Final = "oip.grpc"
 NEEDS: Final = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})

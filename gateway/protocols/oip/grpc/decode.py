@@ -15,13 +15,13 @@ from collections.abc import Callable, Mapping, Sequence
 from google.protobuf.message import Message
 
 from gateway.accelerator import accelerated
-from gateway.ir.data import RawData, SharedMemoryData, TensorData, split_items
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidTensor, MalformedMessage, TooLarge
-from gateway.ir.expected_inputs import compare_inputs, is_comparing
-from gateway.ir.items import longest_of
 from gateway.ir.limits import MessageLimits
-from gateway.ir.tensor import Tensor, raw_tensor
+from gateway.ir.tensors.data import RawData, SharedMemoryData, TensorData, split_items
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.expected_inputs import compare_inputs, is_comparing
+from gateway.ir.tensors.items import longest_of
+from gateway.ir.tensors.tensor import Tensor, raw_tensor
 from gateway.ir.work import OBJECT_BYTE, charge
 from gateway.protocols.oip.grpc.scan import (
     RAW_INPUTS,
@@ -35,8 +35,8 @@ from gateway.protocols.oip.grpc.scan import (
 from gateway.protocols.oip.grpc.typed_contents import typed_data
 from gateway.protocols.oip.shared_memory import KEYS, located
 from gateway.schema.open_inference_pb2 import ModelInferRequest, ModelInferResponse
-from gateway.wire.protobuf import FieldCounter, TooManyFields, WireError
-from gateway.wire.protobuf_library import parse
+from gateway.wire.protobuf.library import parse
+from gateway.wire.protobuf.wire_format import FieldCounter, TooManyFields, WireError
 
 Read = tuple[InferMessage, str, tuple[Tensor, ...]]
 """A parsed message, its id, and its tensors with their data."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import JsonParameter, ModelRef, Parameters
-from gateway.ir.data import SharedMemoryData
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import SequenceIdTooLarge, Unsupported
+from gateway.ir.tensors.data import SharedMemoryData
+from gateway.ir.tensors.datatypes import Datatype
 from gateway.protocols.oip.dialects import MOST_LENIENT, check_whole_version
 from gateway.protocols.oip.extension_policy import check_extended
 from gateway.protocols.oip.parameters import INT64_MAX

@@ -17,14 +17,14 @@ import numpy as np
 
 from gateway.accelerator import accelerated
 from gateway.ir.context import NO_PARAMETERS, ModelRef, Parameter, Parameters
-from gateway.ir.data import ArrayData, RawData, SharedMemoryData, StreamedData
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import Unsupported
-from gateway.ir.tensor import RequestedOutput, Shape, Tensor, as_raw
+from gateway.ir.tensors.data import ArrayData, RawData, SharedMemoryData, StreamedData
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import RequestedOutput, Shape, Tensor, as_raw
 from gateway.protocols.oip.outputs import output_parameters
 from gateway.protocols.oip.parameters import INT64_MAX, INT64_MIN, UINT64_MAX
 from gateway.protocols.oip.shared_memory import join_shared
-from gateway.wire.protobuf import (
+from gateway.wire.protobuf.wire_format import (
     I64,
     LEN,
     TAIL_BYTES,

@@ -33,7 +33,7 @@ from gateway.protocols.oip.grpc.dialects import GrpcDialect
 from gateway.protocols.oip.grpc.management import SERVICE, checked_model, named_model
 from gateway.schema import open_inference_pb2 as pb
 from gateway.wire.errors import clip
-from gateway.wire.protobuf_library import parse
+from gateway.wire.protobuf.library import parse
 
 _MOST = 10_000
 _SHOWN = 64

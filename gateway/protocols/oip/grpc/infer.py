@@ -15,10 +15,10 @@ from msgspec.structs import replace  # noqa: TID251  # a reply to a call keeps i
 from gateway.accelerator import accelerated
 from gateway.ir.calls import Call, InferRequest, InferResponse
 from gateway.ir.context import REQUEST_ID, ModelRef, Origin, Parameters, unknown_of
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import MalformedMessage
 from gateway.ir.limits import MessageLimits
-from gateway.ir.tensor import RequestedOutput, Tensor
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import RequestedOutput, Tensor
 from gateway.protocols.oip.grpc.context import NAME, NEEDS
 from gateway.protocols.oip.grpc.decode import NOWHERE, InferReader, PlainReader, Read
 from gateway.protocols.oip.grpc.dialects import GrpcDialect, check_infer, check_version
@@ -39,8 +39,8 @@ from gateway.protocols.oip.parameters import (
 )
 from gateway.protocols.oip.shared_memory import outputs_in_shared_memory
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, Metadata
+from gateway.wire.heads.metadata import grpc_context, metadata_with_id
 from gateway.wire.http import Buffer, view_of
-from gateway.wire.metadata import grpc_context, metadata_with_id
 
 INFER: Final = SERVICE + "ModelInfer"
 # The lookup of an enumeration's member costs as much as a call.

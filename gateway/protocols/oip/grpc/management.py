@@ -23,7 +23,6 @@ from gateway.ir.calls import (
     words_of,
 )
 from gateway.ir.context import Context, ModelRef
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import (
     InvalidRequest,
     InvalidTensor,
@@ -46,11 +45,12 @@ from gateway.ir.metadata import (
     TensorMetadata,
 )
 from gateway.ir.redaction import redact
+from gateway.ir.tensors.datatypes import Datatype
 from gateway.protocols.oip.grpc.call_messages import CallMessage, CallMessages, CallReader
 from gateway.protocols.oip.grpc.dialects import GrpcDialect
 from gateway.schema import open_inference_pb2 as pb
-from gateway.wire.protobuf import TooManyFields, WireError, fields
-from gateway.wire.protobuf_library import parse
+from gateway.wire.protobuf.library import parse
+from gateway.wire.protobuf.wire_format import TooManyFields, WireError, fields
 
 SERVICE = "/inference.GRPCInferenceService/"
 _LOAD = SERVICE + "RepositoryModelLoad"

@@ -12,13 +12,13 @@ from typing import Final
 
 import numpy as np
 
-from gateway.ir.data import split_items
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidTensor, TooLarge
+from gateway.ir.tensors.data import split_items
+from gateway.ir.tensors.datatypes import Datatype
 from gateway.ir.work import OBJECT_BYTE, charge
 from gateway.protocols.oip.datatypes import CONTENTS_FIELD, CONTENTS_NAMES, parse_datatype
 from gateway.schema import open_inference_pb2 as pb
-from gateway.wire.protobuf_library import parse
+from gateway.wire.protobuf.library import parse
 
 VARIABLE: Final = -1
 

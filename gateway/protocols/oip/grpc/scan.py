@@ -19,7 +19,6 @@ from msgspec import Struct
 
 from gateway.accelerator import accelerated
 from gateway.ir.context import NO_PARAMETERS, ModelRef, Parameter, Parameters
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, InvalidTensor, MalformedMessage, TooLarge
 from gateway.ir.limits import (
     MessageLimits,
@@ -29,10 +28,11 @@ from gateway.ir.limits import (
     check_shape,
     is_usable_name,
 )
-from gateway.ir.tensor import Shape
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import Shape
 from gateway.protocols.oip.datatypes import parse_datatype
 from gateway.wire.message_cache import MaskedMessageCache
-from gateway.wire.protobuf import (
+from gateway.wire.protobuf.wire_format import (
     I64,
     LEN,
     SGROUP,

@@ -22,7 +22,7 @@ from gateway.protocols.oip.grpc.dialects import GrpcDialect
 from gateway.protocols.oip.grpc.management import checked_model
 from gateway.protocols.oip.shared_memory import checked_region, wanted_regions
 from gateway.schema import open_inference_pb2 as pb
-from gateway.wire.protobuf_library import parse
+from gateway.wire.protobuf.library import parse
 
 _MOST = 10_000
 

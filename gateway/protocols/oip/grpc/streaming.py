@@ -30,7 +30,8 @@ from gateway.protocols.oip.outputs import with_c_values
 from gateway.schema import open_inference_pb2 as pb
 from gateway.wire.errors import GRPC_STATUS
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus
-from gateway.wire.protobuf import (
+from gateway.wire.protobuf.library import parse
+from gateway.wire.protobuf.wire_format import (
     LEN,
     Parts,
     WireError,
@@ -41,7 +42,6 @@ from gateway.wire.protobuf import (
     text,
     varint,
 )
-from gateway.wire.protobuf_library import parse
 
 STREAM: Final = SERVICE + "ModelStreamInfer"
 FINAL: Final = "triton_final_response"

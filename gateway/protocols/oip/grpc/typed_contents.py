@@ -13,14 +13,15 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from gateway.ir.data import ArrayData, ItemsData, RawData, TensorData
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidTensor, TooLarge
-from gateway.ir.items import longest_of
 from gateway.ir.limits import MessageLimits
+from gateway.ir.tensors.data import ArrayData, ItemsData, RawData, TensorData
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.items import longest_of
 from gateway.ir.work import FIELD, charge
 from gateway.protocols.oip.datatypes import CONTENTS_FIELD, CONTENTS_NAMES
-from gateway.wire.protobuf import (
+from gateway.wire.protobuf.packed import fixed_run, repeated_bytes, varint_elements
+from gateway.wire.protobuf.wire_format import (
     I32,
     I64,
     LEN,
@@ -34,7 +35,6 @@ from gateway.wire.protobuf import (
     tag,
     varint,
 )
-from gateway.wire.protobuf_packed import fixed_run, repeated_bytes, varint_elements
 
 _FP32, _FP64, _BYTES = 6, 7, 8
 

@@ -16,6 +16,7 @@ from gateway.api.protocol import (
     StreamCodec,
 )
 from gateway.ir import errors
+from gateway.ir.bodies.streamed_inputs import can_cut_through, streaming_body_of
 from gateway.ir.calls import (
     Call,
     InferRequest,
@@ -35,7 +36,6 @@ from gateway.ir.context import ModelRef, Need, Origin
 from gateway.ir.errors import GatewayError, ModelNotFound, NotFound
 from gateway.ir.limits import MessageLimits
 from gateway.ir.metadata import ServerMetadata
-from gateway.ir.streamed_inputs import can_cut_through, streaming_body_of
 from gateway.protocols.oip.dialects import DIALECTS, MOST_LENIENT, READERS, check_whole_version
 from gateway.protocols.oip.errors import (
     GENERATE_FAILED,
@@ -93,9 +93,9 @@ from gateway.protocols.oip.json.write import Nonfinite
 from gateway.protocols.oip.options import check_options, read_extensions
 from gateway.wire.errors import HTTP_STATUS, SUCCESSES
 from gateway.wire.event_stream import EventSplitter
+from gateway.wire.heads.metadata import extended_headers, get_request, http_headers
 from gateway.wire.http import Buffer, Headers, HttpRequest, HttpResponse
-from gateway.wire.json_errors import JsonErrorForm
-from gateway.wire.metadata import extended_headers, get_request, http_headers
+from gateway.wire.json.errors import JsonErrorForm
 
 _NO_ID: Final = "[request id: <id_unknown>]"
 

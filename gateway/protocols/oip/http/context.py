@@ -3,8 +3,8 @@
 from typing import Any, Final
 
 from gateway.ir.context import Context, Need
+from gateway.wire.heads.metadata import http_context
 from gateway.wire.http import HttpRequest
-from gateway.wire.metadata import http_context
 
 NAME: Final = "oip.http"
 NEEDS: Final = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})

@@ -47,7 +47,7 @@ from gateway.protocols.oip.protobuf_json import message_of, text_of
 from gateway.protocols.oip.shared_memory import checked_region, read_region, wanted_regions
 from gateway.schema import open_inference_pb2 as pb
 from gateway.wire.http import HttpRequest, HttpResponse
-from gateway.wire.json_values import read_value
+from gateway.wire.json.values import read_value
 
 _LEVELS = "trace_level"
 _MOST = 10_000

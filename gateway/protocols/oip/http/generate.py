@@ -17,11 +17,11 @@ import orjson
 
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import Context, ModelRef, Parameter
-from gateway.ir.data import SharedMemoryData
 from gateway.ir.errors import MalformedMessage, Unsupported
 from gateway.ir.limits import MessageLimits, check_count, check_name, is_usable_name
-from gateway.ir.nearest import DecimalMembers, loads_to_odd
-from gateway.ir.tensor import Tensor
+from gateway.ir.tensors.data import SharedMemoryData
+from gateway.ir.tensors.tensor import Tensor
+from gateway.ir.values.nearest import DecimalMembers, loads_to_odd
 from gateway.protocols.oip.dialects import NonfiniteWords
 from gateway.protocols.oip.json.parse import read_flat, with_python_words
 from gateway.protocols.oip.json.tensors import is_plain, text_member

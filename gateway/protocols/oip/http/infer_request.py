@@ -26,12 +26,12 @@ from gateway.ir.context import (
     Parameter,
     unknown_of,
 )
-from gateway.ir.data import JsonItemsData, RawData, SharedMemoryData, StreamedData
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, MalformedMessage, TooLarge, Unsupported
-from gateway.ir.expected_inputs import compare_inputs, is_comparing
 from gateway.ir.limits import MessageLimits, check_count
-from gateway.ir.tensor import RequestedOutput, Tensor, as_items
+from gateway.ir.tensors.data import JsonItemsData, RawData, SharedMemoryData, StreamedData
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.expected_inputs import compare_inputs, is_comparing
+from gateway.ir.tensors.tensor import RequestedOutput, Tensor, as_items
 from gateway.protocols.oip.dialects import JSON_ALONE, Dialect
 from gateway.protocols.oip.extension_policy import check_extended
 from gateway.protocols.oip.http.context import NAME, NEEDS
@@ -89,8 +89,8 @@ from gateway.protocols.oip.parameters import (
     split_parameters,
 )
 from gateway.protocols.oip.shared_memory import join_shared
+from gateway.wire.heads.metadata import sender_metadata
 from gateway.wire.http import Buffer, Headers, HttpRequest, size_of, view_of
-from gateway.wire.metadata import sender_metadata
 
 _WHAT = "the request"
 _ALL_BINARY = b'"parameters":%b,' % dump({BINARY_DATA_OUTPUT: True})

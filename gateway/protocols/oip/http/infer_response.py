@@ -15,10 +15,10 @@ from gateway.accelerator import accelerated
 from gateway.ir import errors
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import ModelRef, Origin, Parameters, unknown_of
-from gateway.ir.data import RawData, SharedMemoryData, raw_of
-from gateway.ir.datatypes import Datatype
 from gateway.ir.limits import MessageLimits, is_usable_name
-from gateway.ir.tensor import Shape, Tensor
+from gateway.ir.tensors.data import RawData, SharedMemoryData, raw_of
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import Shape, Tensor
 from gateway.protocols.oip.dialects import Dialect
 from gateway.protocols.oip.errors import HTTP_OK
 from gateway.protocols.oip.http.context import NAME
@@ -52,7 +52,7 @@ from gateway.protocols.oip.outputs import with_c_values
 from gateway.protocols.oip.shared_memory import outputs_in_shared_memory
 from gateway.wire.errors import clip, read_error_text, strip_traceback
 from gateway.wire.http import HttpResponse, view_of
-from gateway.wire.json_values import check_depth
+from gateway.wire.json.values import check_depth
 
 _WHAT = "the response"
 _READ_BYTES = 64 * 1024

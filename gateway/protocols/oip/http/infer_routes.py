@@ -14,7 +14,7 @@ from gateway.ir.calls import Call, InferRequest, InferResponse, StreamInferReque
 from gateway.ir.context import Context, ModelRef
 from gateway.ir.errors import GatewayError, InvalidRequest, UpstreamError
 from gateway.ir.limits import MessageLimits
-from gateway.ir.nearest import DecimalMembers, loads_to_odd
+from gateway.ir.values.nearest import DecimalMembers, loads_to_odd
 from gateway.protocols.oip.dialects import Dialect
 from gateway.protocols.oip.errors import GENERATE_FAILED, HTTP_OK, text_of
 from gateway.protocols.oip.http.context import NAME, context_of

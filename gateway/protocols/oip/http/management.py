@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gateway.ir.context import ModelRef
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import MalformedMessage
 from gateway.ir.limits import MessageLimits, check_count, check_name
 from gateway.ir.metadata import (
@@ -19,12 +18,13 @@ from gateway.ir.metadata import (
     TensorMetadata,
 )
 from gateway.ir.redaction import redact
+from gateway.ir.tensors.datatypes import Datatype
 from gateway.protocols.oip.errors import HTTP_OK
 from gateway.protocols.oip.json.binary_tensors import JSON_HEADERS
 from gateway.protocols.oip.json.parse import dump
 from gateway.protocols.oip.json.tensors import list_member
 from gateway.wire.http import HttpRequest, HttpResponse
-from gateway.wire.json_values import read_value
+from gateway.wire.json.values import read_value
 
 _DATATYPES: Mapping[str, Datatype] = {datatype.value: datatype for datatype in Datatype}
 _STATES: Mapping[str, ModelState] = {state.value: state for state in ModelState}

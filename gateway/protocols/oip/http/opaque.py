@@ -16,9 +16,9 @@ from gateway.ir.errors import NotFound, Unsupported
 from gateway.ir.limits import MessageLimits
 from gateway.protocols.oip.http.context import NAME, context_of
 from gateway.protocols.oip.http.paths import find_route, model_path
+from gateway.wire.heads.url_names import decoded_name
 from gateway.wire.http import HttpRequest, HttpResponse
 from gateway.wire.opaque import CONTENT_HEADERS, passed_request, passed_response
-from gateway.wire.url_names import decoded_name
 
 _METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE"})
 _OF_MODELS = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/(.+)")

@@ -36,7 +36,7 @@ from gateway.ir.context import ModelRef
 from gateway.ir.errors import NotFound, Unsupported
 from gateway.ir.limits import MessageLimits
 from gateway.wire.errors import MethodNotAllowed
-from gateway.wire.url_names import decoded_name, url_segment
+from gateway.wire.heads.url_names import decoded_name, url_segment
 
 SERVER_PATHS: Mapping[str, type[Call[Any]]] = {
     "/v2": ServerMetadataRequest,

@@ -20,9 +20,9 @@ from gateway.protocols.oip.http.context import context_of
 from gateway.protocols.oip.http.infer_request import decode_request
 from gateway.protocols.oip.options import check_options
 from gateway.wire.errors import MethodNotAllowed
+from gateway.wire.heads.path_claims import PathClaim
+from gateway.wire.heads.sagemaker import custom_attributes, inference_id
 from gateway.wire.http import Headers, HttpRequest, HttpResponse, with_headers
-from gateway.wire.path_claims import PathClaim
-from gateway.wire.sagemaker import custom_attributes, inference_id
 
 R = TypeVar("R")
 

@@ -10,9 +10,9 @@ from functools import lru_cache
 from typing import Any
 
 from gateway.accelerator import accelerated
-from gateway.ir.data import StreamedData
+from gateway.ir.bodies.streaming_body import StreamingBody
 from gateway.ir.errors import InvalidTensor, MalformedMessage
-from gateway.ir.streaming_body import StreamingBody
+from gateway.ir.tensors.data import StreamedData
 from gateway.wire.http import Buffer, Headers, size_of
 
 BINARY_SIZE = "binary_data_size"

@@ -18,18 +18,18 @@ import orjson
 import simdjson
 
 from gateway.accelerator import accelerated
-from gateway.ir.data import ArrayData, ItemsData, JsonItemsData, RawData, TensorData
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidTensor, TooLarge
-from gateway.ir.items import ItemViews, text_items
 from gateway.ir.limits import MessageLimits, check_bytes_elements
-from gateway.ir.nearest import may_lie_between
-from gateway.ir.number_lists import CODES, buffer_of, is_nested, narrowed, packer, unnested
-from gateway.ir.tensor import Shape
+from gateway.ir.tensors.data import ArrayData, ItemsData, JsonItemsData, RawData, TensorData
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.items import ItemViews, text_items
+from gateway.ir.tensors.tensor import Shape
+from gateway.ir.values.nearest import may_lie_between
+from gateway.ir.values.number_lists import CODES, buffer_of, is_nested, narrowed, packer, unnested
 from gateway.ir.work import LIST, PARSED_NUMBER, charge
 from gateway.protocols.oip.datatypes import NOT_IN_JSON
 from gateway.protocols.oip.json.numpy_elements import ConvertedData, json_items
-from gateway.wire.json_values import plain_value
+from gateway.wire.json.values import plain_value
 
 _INTEGERS = frozenset({int})
 _NUMBERS = frozenset({int, float})

@@ -16,15 +16,15 @@ import numpy as np
 import orjson
 import simdjson
 
-from gateway.ir.data import ArrayData, ItemsData, JsonItemsData
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidTensor, TooLarge
-from gateway.ir.items import text_items
 from gateway.ir.limits import MessageLimits
-from gateway.ir.tensor import Shape
+from gateway.ir.tensors.data import ArrayData, ItemsData, JsonItemsData
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.items import text_items
+from gateway.ir.tensors.tensor import Shape
 from gateway.ir.work import charge
 from gateway.protocols.oip.datatypes import NOT_IN_JSON
-from gateway.wire.json_values import plain_value
+from gateway.wire.json.values import plain_value
 
 ConvertedData = ArrayData | ItemsData | JsonItemsData
 """The elements of a tensor whose datatype and shape they match."""

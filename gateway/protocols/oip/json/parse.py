@@ -22,13 +22,13 @@ import orjson
 import simdjson
 
 from gateway.ir.errors import MalformedMessage, TooLarge
-from gateway.ir.json_objects import STRING, has_long_numbers, reserve_objects, reserve_parser
 from gateway.ir.limits import MessageLimits, check_count
-from gateway.ir.nearest import loads_to_odd
+from gateway.ir.values.json_objects import STRING, has_long_numbers, reserve_objects, reserve_parser
+from gateway.ir.values.nearest import loads_to_odd
 from gateway.ir.work import JSON_BYTE, JSON_ELEMENT, OBJECT_BYTE, PARSED_BYTE, charge
 from gateway.protocols.oip.dialects import NonfiniteWords
 from gateway.protocols.oip.json.binary_tensors import BINARY_SIZE
-from gateway.wire.json_values import (
+from gateway.wire.json.values import (
     check_depth,
     load_json,
     read_value,

@@ -8,11 +8,11 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from gateway.ir.data import JsonItemsData, RawData
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import TooLarge
 from gateway.ir.limits import MessageLimits
-from gateway.ir.tensor import Shape, Tensor, as_items, as_raw
+from gateway.ir.tensors.data import JsonItemsData, RawData
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import Shape, Tensor, as_items, as_raw
 from gateway.protocols.oip.dialects import Dialect
 from gateway.protocols.oip.json.write import JsonTarget
 

@@ -22,11 +22,11 @@ import orjson
 
 from gateway.accelerator import accelerated
 from gateway.ir.context import Parameters
-from gateway.ir.data import RawData
-from gateway.ir.datatypes import Datatype
 from gateway.ir.limits import MessageLimits
-from gateway.ir.number_lists import CODES
-from gateway.ir.tensor import Shape, Tensor
+from gateway.ir.tensors.data import RawData
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import Shape, Tensor
+from gateway.ir.values.number_lists import CODES
 from gateway.protocols.oip.json.elements import nested_packer, number_packer
 from gateway.protocols.oip.json.parse import SIMD_FROM_BYTES
 from gateway.wire.message_cache import ParseCache

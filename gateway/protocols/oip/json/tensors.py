@@ -13,10 +13,7 @@ from typing import Any
 import orjson
 
 from gateway.ir.context import NO_PARAMETERS, JsonParameter, Parameter, replace_surrogates
-from gateway.ir.data import RawData, SharedMemoryData, check_items, split_items
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidTensor, MalformedMessage, TooLarge
-from gateway.ir.items import LENGTH, longest_of
 from gateway.ir.limits import (
     MessageLimits,
     check_bytes_elements,
@@ -25,7 +22,10 @@ from gateway.ir.limits import (
     check_shape,
     is_usable_name,
 )
-from gateway.ir.tensor import Shape, Tensor, raw_tensor, streamed_tensor
+from gateway.ir.tensors.data import RawData, SharedMemoryData, check_items, split_items
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.items import LENGTH, longest_of
+from gateway.ir.tensors.tensor import Shape, Tensor, raw_tensor, streamed_tensor
 from gateway.ir.work import charge
 from gateway.protocols.oip.datatypes import parse_datatype
 from gateway.protocols.oip.dialects import Dialect

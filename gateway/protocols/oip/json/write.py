@@ -27,16 +27,16 @@ from msgspec import Struct
 from gateway.accelerator import accelerated
 from gateway.ir.calls import InferResponse
 from gateway.ir.context import JsonParameter, Parameters
-from gateway.ir.data import ArrayData, JsonItemsData, RawData, raw_of
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import Unsupported
-from gateway.ir.number_lists import CODES
-from gateway.ir.tensor import Shape, Tensor, as_items, as_numpy, as_raw
+from gateway.ir.tensors.data import ArrayData, JsonItemsData, RawData, raw_of
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import Shape, Tensor, as_items, as_numpy, as_raw
+from gateway.ir.values.number_lists import CODES
 from gateway.ir.work import JSON_BYTE, JSON_NUMBER, charge
 from gateway.protocols.oip.datatypes import NOT_IN_JSON
 from gateway.protocols.oip.json.binary_tensors import BINARY_SIZE
 from gateway.protocols.oip.json.parse import dump
-from gateway.wire.json_floats import array_json
+from gateway.wire.json.floats import array_json
 
 
 class Nonfinite(enum.Enum):

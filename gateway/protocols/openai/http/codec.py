@@ -64,12 +64,12 @@ from gateway.protocols.openai.options import (
 )
 from gateway.protocols.openai.paths import PathKind, PathMatch, PathTable
 from gateway.wire.errors import MethodNotAllowed
+from gateway.wire.heads.metadata import http_context
+from gateway.wire.heads.url_names import decoded_name
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
-from gateway.wire.json_values import load_json
-from gateway.wire.metadata import http_context
+from gateway.wire.json.values import load_json
 from gateway.wire.model_lists import model_object, models_document
 from gateway.wire.opaque import JsonMessages
-from gateway.wire.url_names import decoded_name
 
 _NEEDS: Final = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES, Need.OUTPUTS})
 _TEXTS: Final = frozenset({Need.TEXTS})

@@ -11,10 +11,10 @@ import orjson
 
 from gateway.ir.calls import InferRequest, InferResponse, StreamInferRequest
 from gateway.ir.errors import InvalidOutput
-from gateway.ir.exact_values import whole_number
 from gateway.ir.limits import MessageLimits
-from gateway.ir.tensor import Tensor, as_items, items_tensor
+from gateway.ir.tensors.tensor import Tensor, as_items, items_tensor
 from gateway.ir.text_tasks import COMPLETION_TOKENS, FINISH_REASON, PROMPT_TOKENS, STOP, Generate
+from gateway.ir.values.exact_values import whole_number
 from gateway.ir.work import reserve
 from gateway.protocols.openai.http.document import (
     UNSUPPORTED_INPUT,

@@ -10,13 +10,13 @@ from typing import Any, Final, NamedTuple, NoReturn
 import orjson
 
 from gateway.ir.errors import InvalidMember, MalformedMessage, TooLarge
-from gateway.ir.exact_values import whole_number
-from gateway.ir.json_objects import reserve_objects
 from gateway.ir.limits import MessageLimits, check_count
+from gateway.ir.values.exact_values import whole_number
+from gateway.ir.values.json_objects import reserve_objects
 from gateway.ir.work import OBJECT_BYTE, charge, reserve
 from gateway.wire.errors import UnsupportedContentType
 from gateway.wire.http import HttpRequest
-from gateway.wire.json_values import count_keys, load_json, without_mark
+from gateway.wire.json.values import count_keys, load_json, without_mark
 
 MISSING: Final = "missing_required_parameter"
 UNKNOWN: Final = "unknown_parameter"

@@ -14,10 +14,10 @@ import orjson
 from gateway.accelerator import accelerated
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import ModelRef
-from gateway.ir.datatypes import Datatype, fp32_of_bf16
 from gateway.ir.errors import InvalidOutput, Unsupported
 from gateway.ir.limits import MessageLimits
-from gateway.ir.tensor import Tensor, array_tensor, as_numpy, items_tensor
+from gateway.ir.tensors.datatypes import Datatype, fp32_of_bf16
+from gateway.ir.tensors.tensor import Tensor, array_tensor, as_numpy, items_tensor
 from gateway.ir.text_tasks import PROMPT_TOKENS, Embed
 from gateway.ir.work import BYTE, JSON_NUMBER, charge
 from gateway.protocols.openai.http.document import (

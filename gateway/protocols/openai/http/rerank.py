@@ -10,10 +10,10 @@ import orjson
 
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.errors import InvalidOutput
-from gateway.ir.exact_values import whole_number
 from gateway.ir.limits import MessageLimits
-from gateway.ir.tensor import Tensor, items_tensor
+from gateway.ir.tensors.tensor import Tensor, items_tensor
 from gateway.ir.text_tasks import RETURN_DOCUMENTS, Rerank
+from gateway.ir.values.exact_values import whole_number
 from gateway.ir.work import charge
 from gateway.protocols.openai.http.document import (
     Document,

@@ -25,7 +25,6 @@ from gateway.ir.calls import (
     StreamInferRequest,
 )
 from gateway.ir.context import JsonParameter, ModelRef, Origin
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import (
     GatewayError,
     InvalidRequest,
@@ -35,11 +34,10 @@ from gateway.ir.errors import (
     Unsupported,
     UpstreamError,
 )
-from gateway.ir.exact_values import base64_bytes
 from gateway.ir.limits import MessageLimits
 from gateway.ir.metadata import ModelMetadata, ModelState, RepositoryEntry, TensorMetadata
-from gateway.ir.nearest import loads_to_odd, may_lie_between
-from gateway.ir.tensor import Tensor, array_tensor, as_items, as_numpy, items_tensor
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import Tensor, array_tensor, as_items, as_numpy, items_tensor
 from gateway.ir.text_tasks import (
     COMPLETION_TOKENS,
     FINISH_REASON,
@@ -52,16 +50,18 @@ from gateway.ir.text_tasks import (
     TextTask,
 )
 from gateway.ir.unread import message_of
+from gateway.ir.values.exact_values import base64_bytes
+from gateway.ir.values.nearest import loads_to_odd, may_lie_between
 from gateway.ir.work import OBJECT_BYTE, charge
 from gateway.protocols.openai.errors import JSON, OK
 from gateway.protocols.openai.http.form import NAME, TASKS, form_of
 from gateway.protocols.openai.options import COMPLETIONS, EMBEDDINGS, NONE, RERANK, OpenAiOptions
 from gateway.wire.errors import SUCCESSES, read_error_text, refuses_caller
 from gateway.wire.event_stream import Event, EventSplitter, is_event_stream
+from gateway.wire.heads.metadata import get_request, http_headers
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
-from gateway.wire.json_errors import JsonErrorReader, class_of_status
-from gateway.wire.json_values import load_json, read_value, short_document
-from gateway.wire.metadata import get_request, http_headers
+from gateway.wire.json.errors import JsonErrorReader, class_of_status
+from gateway.wire.json.values import load_json, read_value, short_document
 from gateway.wire.opaque import passed_error, passed_request, passed_response
 
 _HEADERS: Final = Headers(JSON)

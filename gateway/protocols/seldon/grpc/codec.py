@@ -53,12 +53,12 @@ from gateway.schema import seldon_pb2 as pb
 from gateway.wire.declarations import DeclaringCodec
 from gateway.wire.errors import clip, error_class_of_grpc, strip_traceback
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
-from gateway.wire.metadata import form_of, grpc_context, grpc_metadata
+from gateway.wire.heads.metadata import form_of, grpc_context, grpc_metadata
+from gateway.wire.heads.request_id import new_request_ids
 from gateway.wire.opaque import check_plain
-from gateway.wire.plain_protobuf import ProtobufMessages
-from gateway.wire.protobuf import WireError
-from gateway.wire.protobuf_library import parse, reply_of
-from gateway.wire.request_id import new_request_ids
+from gateway.wire.protobuf.library import parse, reply_of
+from gateway.wire.protobuf.plain import ProtobufMessages
+from gateway.wire.protobuf.wire_format import WireError
 from gateway.wire.status_errors import StatusErrorForm
 
 NAME: Final = "seldon.grpc"

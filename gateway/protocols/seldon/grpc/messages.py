@@ -14,12 +14,12 @@ from google.protobuf.message import DecodeError
 
 from gateway.ir.calls import InferResponse
 from gateway.ir.context import JsonParameter, Parameter
-from gateway.ir.data import JsonLayout, UntypedData
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, MalformedMessage, Unsupported
-from gateway.ir.json_objects import reserve_objects
 from gateway.ir.limits import MessageLimits, check_count
-from gateway.ir.tensor import Tensor, as_items
+from gateway.ir.tensors.data import JsonLayout, UntypedData
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import Tensor, as_items
+from gateway.ir.values.json_objects import reserve_objects
 from gateway.ir.work import FIELD, OBJECT_BYTE, charge
 from gateway.protocols.seldon.declarations import INPUTS, TEXT, SeldonForm
 from gateway.protocols.seldon.grpc.values import ValueReader, list_value
@@ -41,8 +41,10 @@ from gateway.protocols.seldon.messages import (
 )
 from gateway.protocols.seldon.options import ValueRules
 from gateway.schema import seldon_pb2 as pb
-from gateway.wire.messages import FieldKind, MessageDescriptor, MessageField
-from gateway.wire.protobuf import (
+from gateway.wire.protobuf.messages import FieldKind, MessageDescriptor, MessageField
+from gateway.wire.protobuf.packed import fixed_run
+from gateway.wire.protobuf.tensor_protos import tensor_message
+from gateway.wire.protobuf.wire_format import (
     I64,
     LEN,
     MAX_FIELDS,
@@ -62,9 +64,7 @@ from gateway.wire.protobuf import (
     tag,
     varint,
 )
-from gateway.wire.protobuf_packed import fixed_run
-from gateway.wire.row_values import RowStyle, columns_json
-from gateway.wire.tensor_protos import tensor_message
+from gateway.wire.rows.write import RowStyle, columns_json
 
 _NAMES, _TENSOR, _NDARRAY, _TFTENSOR = (tag(n, LEN) for n in range(1, 5))
 _ARRAYS: Final = (_TENSOR, _NDARRAY, _TFTENSOR)

@@ -11,13 +11,13 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidOutput, InvalidRequest, TooLarge
-from gateway.ir.exact_values import whole_number
 from gateway.ir.limits import MessageLimits, check_count
-from gateway.ir.tensor import Tensor, as_items, as_numpy
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import Tensor, as_items, as_numpy
+from gateway.ir.values.exact_values import whole_number
 from gateway.ir.work import BYTE, charge, reserve
-from gateway.wire.protobuf import (
+from gateway.wire.protobuf.wire_format import (
     I64,
     LEN,
     VARINT,

@@ -12,11 +12,11 @@ import orjson
 
 from gateway.ir.errors import MalformedMessage
 from gateway.ir.limits import MessageLimits, check_count
-from gateway.ir.nearest import loads_to_odd
+from gateway.ir.values.nearest import loads_to_odd
 from gateway.ir.work import OBJECT_BYTE, charge
+from gateway.wire.heads.url_names import form_text
 from gateway.wire.http import HttpRequest, media_type
-from gateway.wire.rows import RowsDocument, read_any, read_rows_document
-from gateway.wire.url_names import form_text
+from gateway.wire.rows.read import RowsDocument, read_any, read_rows_document
 
 _FIELD: Final = b"json="
 _FORM: Final = "application/x-www-form-urlencoded"

@@ -74,14 +74,14 @@ from gateway.protocols.seldon.metadata import metadata_document, read_metadata
 from gateway.protocols.seldon.options import FORWARD, WORDS, read_options, value_rules
 from gateway.wire.declarations import DeclaringCodec
 from gateway.wire.errors import MethodNotAllowed
+from gateway.wire.heads.metadata import form_of, get_request, http_context, http_headers
+from gateway.wire.heads.request_id import new_request_ids
+from gateway.wire.heads.url_names import decoded_name
 from gateway.wire.http import Buffer, Headers, HttpRequest, HttpResponse, is_printable_ascii
-from gateway.wire.json_errors import JSON
-from gateway.wire.json_values import read_value
-from gateway.wire.metadata import form_of, get_request, http_context, http_headers
+from gateway.wire.json.errors import JSON
+from gateway.wire.json.values import read_value
 from gateway.wire.opaque import JsonMessages, check_plain, passed_request
-from gateway.wire.request_id import new_request_ids
-from gateway.wire.rows import read_rows_document
-from gateway.wire.url_names import decoded_name
+from gateway.wire.rows.read import read_rows_document
 
 NAME: Final = FORM.codec
 _NEEDS: Final = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})

@@ -10,10 +10,10 @@ import orjson
 
 from gateway.ir.calls import InferResponse
 from gateway.ir.context import JsonParameter, Parameter
-from gateway.ir.data import ArrayData
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidOutput, MalformedMessage
-from gateway.ir.tensor import Tensor, as_items, as_numpy, as_raw
+from gateway.ir.tensors.data import ArrayData
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import Tensor, as_items, as_numpy, as_raw
 from gateway.ir.work import BYTE, OBJECT_BYTE, charge
 from gateway.protocols.seldon.messages import (
     MessageForm,
@@ -25,9 +25,9 @@ from gateway.protocols.seldon.messages import (
     flat_doubles,
     only_text,
 )
-from gateway.wire.json_values import load_json
-from gateway.wire.row_values import RowStyle, columns_json, value_json
-from gateway.wire.tensorflow_datatypes import NUMBERS, name_of
+from gateway.wire.json.values import load_json
+from gateway.wire.protobuf.tensorflow_datatypes import NUMBERS, name_of
+from gateway.wire.rows.write import RowStyle, columns_json, value_json
 
 _OUTPUT: Final = "output"
 

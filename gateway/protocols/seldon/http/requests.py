@@ -15,23 +15,23 @@ import numpy as np
 from google.protobuf.json_format import ParseDict, ParseError
 from msgspec.structs import replace  # noqa: TID251  # of data, not of calls
 
-from gateway.ir.data import JsonLayout, UntypedData
-from gateway.ir.doubles import MOST_EXACT
 from gateway.ir.errors import InvalidRequest, MalformedMessage, Unsupported
-from gateway.ir.exact_values import whole_number
 from gateway.ir.limits import MessageLimits, check_count, check_shape
-from gateway.ir.nearest import loads_to_odd
-from gateway.ir.number_lists import nested_shape
-from gateway.ir.tensor import Tensor
+from gateway.ir.tensors.data import JsonLayout, UntypedData
+from gateway.ir.tensors.tensor import Tensor
+from gateway.ir.values.doubles import MOST_EXACT
+from gateway.ir.values.exact_values import whole_number
+from gateway.ir.values.nearest import loads_to_odd
+from gateway.ir.values.number_lists import nested_shape
 from gateway.ir.work import FIELD, OBJECT_BYTE, charge
 from gateway.protocols.seldon.declarations import INPUTS, TEXT, SeldonForm
 from gateway.protocols.seldon.messages import Payload, PayloadKind, element_tensor
 from gateway.protocols.seldon.options import ValueRules
 from gateway.schema import tensorflow_messages_pb2 as pb
-from gateway.wire.protobuf import FieldCounter, WireError
-from gateway.wire.rows import RowsDocument, RowsReader, is_list, object_members
-from gateway.wire.tables import show
-from gateway.wire.tensor_protos import TensorProtoReader
+from gateway.wire.protobuf.tensor_protos import TensorProtoReader
+from gateway.wire.protobuf.wire_format import FieldCounter, WireError
+from gateway.wire.rows.read import RowsDocument, RowsReader, is_list, object_members
+from gateway.wire.rows.tables import show
 
 _DATA: Final = "data"
 _NDARRAY, _TENSOR, _TFTENSOR = "data.ndarray", "data.tensor.values", "data.tftensor"

@@ -22,7 +22,6 @@ from gateway.ir.calls import (
     ServerStatusRequest,
 )
 from gateway.ir.context import Context, ModelRef, Origin
-from gateway.ir.expected_inputs import compare_inputs, is_comparing
 from gateway.ir.limits import (
     DEFAULT_LIMITS,
     MessageLimits,
@@ -30,6 +29,7 @@ from gateway.ir.limits import (
     check_name,
 )
 from gateway.ir.metadata import ModelMetadata, ServerStatus
+from gateway.ir.tensors.expected_inputs import compare_inputs, is_comparing
 from gateway.protocols.tfs.declarations import (
     CLASSIFY,
     PREDICT,
@@ -64,11 +64,11 @@ from gateway.schema import tensorflow_serving_pb2 as pb
 from gateway.wire.declarations import DeclaringCodec
 from gateway.wire.errors import clip
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
+from gateway.wire.heads.metadata import form_of, grpc_context, unary_request
 from gateway.wire.http import Buffer
-from gateway.wire.metadata import form_of, grpc_context, unary_request
-from gateway.wire.plain_protobuf import ProtobufMessages, passed_metadata, with_name
-from gateway.wire.protobuf import FieldCounter, WireError
-from gateway.wire.protobuf_library import parse, reply_of
+from gateway.wire.protobuf.library import parse, reply_of
+from gateway.wire.protobuf.plain import ProtobufMessages, passed_metadata, with_name
+from gateway.wire.protobuf.wire_format import FieldCounter, WireError
 from gateway.wire.status_errors import StatusErrorForm
 
 NAME: Final = "tfs.grpc"

@@ -10,13 +10,21 @@ from typing import Final
 from msgspec import Struct
 
 from gateway.ir.limits import MessageLimits, check_name
-from gateway.ir.tensor import Tensor
+from gateway.ir.tensors.tensor import Tensor
 from gateway.protocols.tfs.models import Spec
 from gateway.wire.http import Buffer
-from gateway.wire.messages import FieldKind, MessageDescriptor, MessageField, message_field
-from gateway.wire.plain_protobuf import without_field
-from gateway.wire.protobuf import LEN, FieldCounter, Parts, fields, put_bytes, tag, varint
-from gateway.wire.tensor_protos import TensorProtoReader, tensor_message
+from gateway.wire.protobuf.messages import FieldKind, MessageDescriptor, MessageField, message_field
+from gateway.wire.protobuf.plain import without_field
+from gateway.wire.protobuf.tensor_protos import TensorProtoReader, tensor_message
+from gateway.wire.protobuf.wire_format import (
+    LEN,
+    FieldCounter,
+    Parts,
+    fields,
+    put_bytes,
+    tag,
+    varint,
+)
 
 
 class PredictMessage(Struct, frozen=True):

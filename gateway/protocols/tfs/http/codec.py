@@ -31,7 +31,7 @@ from gateway.ir.context import NO_PARAMETERS, Context, ModelRef, Need, Origin, P
 from gateway.ir.errors import GatewayError, InternalError, InvalidRequest, NotReady
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
 from gateway.ir.metadata import ModelMetadata, RepositoryEntry, ServerStatus
-from gateway.ir.nearest import loads_to_odd
+from gateway.ir.values.nearest import loads_to_odd
 from gateway.protocols.tfs.declarations import (
     B64,
     CLASSIFY,
@@ -79,10 +79,11 @@ from gateway.wire.errors import (
     http_status_of,
     strip_traceback,
 )
+from gateway.wire.heads.metadata import form_of, http_context, sender_metadata
+from gateway.wire.heads.url_names import decoded_name
 from gateway.wire.http import Headers, HttpRequest, HttpResponse, media_type
-from gateway.wire.json_errors import JSON
-from gateway.wire.json_values import short_document
-from gateway.wire.metadata import form_of, http_context, sender_metadata
+from gateway.wire.json.errors import JSON
+from gateway.wire.json.values import short_document
 from gateway.wire.model_lists import (
     is_of_openai,
     model_object,
@@ -91,9 +92,8 @@ from gateway.wire.model_lists import (
     ready_names,
 )
 from gateway.wire.opaque import JsonMessages, check_plain, passed_response
-from gateway.wire.row_templates import Cut, Read, RowTemplates
-from gateway.wire.rows import RowsDocument, object_members, read_rows_document
-from gateway.wire.url_names import decoded_name
+from gateway.wire.rows.read import RowsDocument, object_members, read_rows_document
+from gateway.wire.rows.templates import Cut, Read, RowTemplates
 
 NAME: Final = FORM.codec
 _HEADERS: Final = Headers((JSON,))

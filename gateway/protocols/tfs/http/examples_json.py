@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from gateway.ir.errors import InvalidRequest
-from gateway.ir.exact_values import base64_bytes
 from gateway.ir.limits import MessageLimits, check_count
+from gateway.ir.values.exact_values import base64_bytes
 from gateway.ir.work import charge
 from gateway.schema import tensorflow_messages_pb2 as pb
 

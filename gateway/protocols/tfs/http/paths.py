@@ -14,8 +14,8 @@ from gateway.protocols.tfs.errors import ForeignPath, FrameworkError
 from gateway.protocols.tfs.models import Spec
 from gateway.protocols.tfs.options import ROOT, read_options
 from gateway.wire.errors import MethodNotAllowed, SlashAtEnd
-from gateway.wire.path_claims import ClaimKind, Passing, PathClaim
-from gateway.wire.url_names import decoded_name, url_segment
+from gateway.wire.heads.path_claims import ClaimKind, Passing, PathClaim
+from gateway.wire.heads.url_names import decoded_name, url_segment
 
 MODELS: Final = "/v1/models"
 _VERSION_END: Final = 1 << 63

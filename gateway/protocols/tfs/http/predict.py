@@ -1,6 +1,6 @@
 """Predictions as JSON: rows and columns of a request, and of the reply to it.
 
-`wire/rows.py` reads values, `wire/row_values.py` writes them.
+`wire/rows/read.py` reads values, `wire/rows/write.py` writes them.
 
 Source: docs/protocols/tensorflow-serving.md, "9. Rows and columns".
 """
@@ -9,15 +9,15 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from gateway.ir.context import Parameter, Parameters
-from gateway.ir.data import UntypedRules
 from gateway.ir.errors import InvalidOutput, InvalidRequest, Unsupported
 from gateway.ir.limits import MessageLimits, check_count
-from gateway.ir.tensor import Tensor
+from gateway.ir.tensors.data import UntypedRules
+from gateway.ir.tensors.tensor import Tensor
 from gateway.protocols.tfs.declarations import B64
 from gateway.protocols.tfs.options import NULL, OUTPUTS, PREDICTIONS, REFUSE, WORDS, TfsOptions
-from gateway.wire.row_values import NonfiniteStyle, RowStyle, columns_json, rows_json, value_json
-from gateway.wire.rows import RowsDocument, RowsReader
-from gateway.wire.short_rows import short_columns, short_rows
+from gateway.wire.rows.read import RowsDocument, RowsReader
+from gateway.wire.rows.read_short import short_columns, short_rows
+from gateway.wire.rows.write import NonfiniteStyle, RowStyle, columns_json, rows_json, value_json
 
 _ROWS, _COLUMNS = "instances", "inputs"
 _SUFFIX: Final = "_bytes"

@@ -26,23 +26,23 @@ from gateway.ir.calls import (
     ServerReadyRequest,
 )
 from gateway.ir.context import ModelRef, Origin
-from gateway.ir.data import UntypedRules
 from gateway.ir.limits import MessageLimits, check_count, check_name
 from gateway.ir.metadata import ModelMetadata, RepositoryEntry
+from gateway.ir.tensors.data import UntypedRules
 from gateway.protocols.tfs.errors import FORM
 from gateway.protocols.tfs.http.paths import MODELS, upstream_path
 from gateway.protocols.tfs.metadata import FIELD, read_metadata_document
 from gateway.protocols.tfs.models import required_model, required_version, version_is_same
 from gateway.protocols.tfs.options import TfsOptions
 from gateway.wire.errors import SUCCESSES
+from gateway.wire.heads.metadata import get_request, http_headers
+from gateway.wire.heads.url_names import url_segment
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
-from gateway.wire.json_errors import JSON
-from gateway.wire.json_values import read_value
-from gateway.wire.metadata import get_request, http_headers
+from gateway.wire.json.errors import JSON
+from gateway.wire.json.values import read_value
 from gateway.wire.opaque import passed_request
-from gateway.wire.row_values import NonfiniteStyle, RowStyle, columns_json, rows_json
-from gateway.wire.rows import RowsReader, is_list, read_rows_document
-from gateway.wire.url_names import url_segment
+from gateway.wire.rows.read import RowsReader, is_list, read_rows_document
+from gateway.wire.rows.write import NonfiniteStyle, RowStyle, columns_json, rows_json
 
 _SERVER_ERRORS: Final = range(500, 600)
 _ABSENT: Final = (404, 503)

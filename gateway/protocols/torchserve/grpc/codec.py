@@ -55,11 +55,11 @@ from gateway.schema import torchserve_management_pb2
 from gateway.wire.declarations import DeclaringCodec
 from gateway.wire.errors import clip, strip_traceback
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
-from gateway.wire.json_values import short_document
-from gateway.wire.metadata import grpc_context, unary_request
-from gateway.wire.plain_protobuf import ProtobufMessages, with_texts
-from gateway.wire.protobuf import WireError
-from gateway.wire.protobuf_library import parse, reply_of
+from gateway.wire.heads.metadata import grpc_context, unary_request
+from gateway.wire.json.values import short_document
+from gateway.wire.protobuf.library import parse, reply_of
+from gateway.wire.protobuf.plain import ProtobufMessages, with_texts
+from gateway.wire.protobuf.wire_format import WireError
 from gateway.wire.status_errors import StatusErrorForm
 
 NAME: Final = "torchserve.grpc"

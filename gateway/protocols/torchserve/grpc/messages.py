@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from msgspec import Struct
 
-from gateway.wire.messages import FieldKind, MessageDescriptor, MessageField
+from gateway.wire.protobuf.messages import FieldKind, MessageDescriptor, MessageField
 
 
 class PredictionsRequest(Struct, frozen=True):

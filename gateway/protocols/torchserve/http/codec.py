@@ -26,7 +26,7 @@ from gateway.ir.calls import (
 from gateway.ir.context import CallSequence, Context, ModelRef, Need, Origin
 from gateway.ir.errors import GatewayError, InvalidRequest, NotFound
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
-from gateway.ir.tensor import Tensor
+from gateway.ir.tensors.tensor import Tensor
 from gateway.protocols.torchserve import management
 from gateway.protocols.torchserve.declarations import NO_FORM, BodyForm
 from gateway.protocols.torchserve.errors import (
@@ -65,11 +65,11 @@ from gateway.protocols.torchserve.paths import (
 from gateway.wire.declarations import DeclaringCodec
 from gateway.wire.decoupled import StreamsDecoupled
 from gateway.wire.errors import MethodNotAllowed
+from gateway.wire.heads.metadata import http_context
+from gateway.wire.heads.url_names import decoded_name, read_query
 from gateway.wire.http import Headers, HttpRequest, HttpResponse, media_type
-from gateway.wire.json_errors import JSON
-from gateway.wire.metadata import http_context
+from gateway.wire.json.errors import JSON
 from gateway.wire.opaque import JsonMessages, check_plain
-from gateway.wire.url_names import decoded_name, read_query
 
 _HEADERS: Final = Headers((JSON,))
 _NO_HEADERS: Final = Headers()

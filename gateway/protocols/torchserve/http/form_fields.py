@@ -13,8 +13,8 @@ from gateway.ir.errors import GatewayError, MalformedMessage, Unsupported
 from gateway.ir.limits import MessageLimits, check_count, check_name
 from gateway.ir.work import BYTE, OBJECT_BYTE, charge
 from gateway.protocols.torchserve.messages import Item
+from gateway.wire.heads.url_names import form_text
 from gateway.wire.http import Buffer, media_type
-from gateway.wire.url_names import form_text
 
 JSON_TYPE: Final = "application/json"
 URLENCODED: Final = "application/x-www-form-urlencoded"

@@ -33,10 +33,10 @@ from gateway.protocols.torchserve.messages import (
 from gateway.protocols.torchserve.models import BodyForms, client_version
 from gateway.protocols.torchserve.paths import PING, PREDICTIONS
 from gateway.wire.errors import SUCCESSES
+from gateway.wire.heads.metadata import http_headers
+from gateway.wire.heads.url_names import url_segment
 from gateway.wire.http import Buffer, Headers, HttpRequest, HttpResponse, media_type
-from gateway.wire.metadata import http_headers
 from gateway.wire.opaque import passed_request
-from gateway.wire.url_names import url_segment
 
 NAME: Final = FORM.codec
 

@@ -67,9 +67,10 @@ from gateway.wire.errors import (
     strip_traceback,
 )
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
-from gateway.wire.messages import FieldKind, MessageDescriptor, MessageField
-from gateway.wire.metadata import grpc_context, unary_request
-from gateway.wire.plain_protobuf import (
+from gateway.wire.heads.metadata import grpc_context, unary_request
+from gateway.wire.protobuf.library import parse
+from gateway.wire.protobuf.messages import FieldKind, MessageDescriptor, MessageField
+from gateway.wire.protobuf.plain import (
     ProtobufMessages,
     ended_call,
     passed_message,
@@ -77,8 +78,7 @@ from gateway.wire.plain_protobuf import (
     with_name,
     without_field,
 )
-from gateway.wire.protobuf import LEN, Parts, WireError, put_bytes, tag, varint
-from gateway.wire.protobuf_library import parse
+from gateway.wire.protobuf.wire_format import LEN, Parts, WireError, put_bytes, tag, varint
 
 
 class InferMessage(NamedTuple):

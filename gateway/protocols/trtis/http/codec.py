@@ -19,6 +19,7 @@ from google.protobuf.message import Message
 from msgspec.structs import replace  # noqa: TID251  # of an origin, not of a call
 
 from gateway.api.protocol import CutThroughCodec, with_replies
+from gateway.ir.bodies.streamed_inputs import can_cut_through, streaming_body_of
 from gateway.ir.calls import (
     Call,
     InferRequest,
@@ -36,7 +37,6 @@ from gateway.ir.errors import (
     GatewayError,
 )
 from gateway.ir.limits import MessageLimits
-from gateway.ir.streamed_inputs import can_cut_through, streaming_body_of
 from gateway.protocols.trtis.errors import HTTP_ERROR, HTTP_OK, HeaderMissing, NoSuchPath, status_of
 from gateway.protocols.trtis.extension_policy import check_allowed
 from gateway.protocols.trtis.http import paths, upstream
@@ -64,8 +64,8 @@ from gateway.wire.errors import (
     extra_headers,
     http_status_of,
 )
+from gateway.wire.heads.metadata import http_context
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
-from gateway.wire.metadata import http_context
 from gateway.wire.opaque import passed_error_of
 
 _BINARY, _JSON, _TEXT = "binary", "json", "text"

@@ -4,8 +4,8 @@ from typing import Any, Final
 
 from gateway.ir.context import Context, Need
 from gateway.protocols.trtis.infer_response import CALLER_NEEDS, REPLY_NEEDS
+from gateway.wire.heads.metadata import http_context
 from gateway.wire.http import HttpRequest
-from gateway.wire.metadata import http_context
 
 NAME: Final = "trtis.http"
 NEEDS: Final = REPLY_NEEDS | {Need.OUTPUTS}

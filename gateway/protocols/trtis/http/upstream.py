@@ -45,9 +45,9 @@ from gateway.protocols.trtis.status_replies import STATUS_READERS, StatusReader,
 from gateway.protocols.trtis.textproto.parser import parse_text
 from gateway.protocols.trtis.textproto.writer import request_line
 from gateway.schema import tensorrt_v1_pb2 as pb
+from gateway.wire.heads.metadata import http_headers
 from gateway.wire.http import Buffer, Headers, HttpRequest, HttpResponse
-from gateway.wire.metadata import http_headers
-from gateway.wire.protobuf_library import parse
+from gateway.wire.protobuf.library import parse
 
 _BINARY = "format=binary"
 _OCTETS = ("Content-Type", "application/octet-stream")

@@ -21,7 +21,7 @@ from gateway.protocols.trtis.textproto.writer import quoted
 from gateway.schema import tensorrt_v1_pb2 as pb
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 from gateway.wire.opaque import CONTENT_HEADERS, passed_request, passed_response
-from gateway.wire.plain_protobuf import is_plain_message, with_texts
+from gateway.wire.protobuf.plain import is_plain_message, with_texts
 
 STATUS_PATH: Final = "/api/status/"
 _REQUEST, _RESPONSE = REQUEST.lower(), RESPONSE.lower()

@@ -15,9 +15,9 @@ from gateway.app.build.upstreams import BuiltUpstream
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import NotSent, Unavailable
-from gateway.routing.endpoint import Endpoint
-from gateway.routing.endpoints import ALL, Endpoints
-from gateway.routing.outlier_detection import DEFAULT
+from gateway.routing.balancing.endpoint import Endpoint
+from gateway.routing.balancing.endpoints import ALL, Endpoints
+from gateway.routing.balancing.outlier_detection import DEFAULT
 from tests.fakes import ScriptedService
 
 

@@ -21,11 +21,11 @@ from gateway.backends.torch.backend import TorchBackend, TorchOptions, from_spec
 from gateway.backends.torch.programs import open_program
 from gateway.ir.calls import InferRequest, InferResponse, ModelMetadataRequest, ModelReadyRequest
 from gateway.ir.context import ModelRef
-from gateway.ir.data import ArrayData
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, NotReady, Overloaded, UpstreamError
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
-from gateway.ir.tensor import Tensor, array_tensor, as_numpy
+from gateway.ir.tensors.data import ArrayData
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import Tensor, array_tensor, as_numpy
 from tests.unit.backends.test_instances import Meeting, infer_all
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: make torch")

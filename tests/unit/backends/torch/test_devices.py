@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pytest
 
 from gateway.backends.torch.devices import StreamRunner
-from gateway.ir.datatypes import Datatype
+from gateway.ir.tensors.datatypes import Datatype
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: make torch")
 

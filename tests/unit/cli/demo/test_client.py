@@ -11,7 +11,7 @@ from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import UpstreamProtocolError
 from gateway.ir.limits import DEFAULT_LIMITS
-from gateway.ir.tensor import array_tensor, as_numpy
+from gateway.ir.tensors.tensor import array_tensor, as_numpy
 from gateway.registry import PROTOCOLS, protocol
 from tests.fakes import ScriptedService
 

@@ -8,7 +8,7 @@ import pytest
 
 from gateway.app import check
 from gateway.cli.demo.config import MODELS, demo_config
-from gateway.cli.sidecar import load_mapping
+from gateway.cli.serving.sidecar import load_mapping
 from gateway.registry import PROTOCOLS, protocol
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from gateway.ir.datatypes import Datatype
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
+from gateway.ir.tensors.datatypes import Datatype
 from gateway.migration.callers.advice import CURL, GRPC_CLIENT, HTTP_CLIENT, advise, snippets
 from gateway.settings.units import parse_url
 

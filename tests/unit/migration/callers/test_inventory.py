@@ -17,7 +17,7 @@ from gateway.ir.calls import InferRequest, InferResponse, ServerLiveRequest, Str
 from gateway.ir.context import Client, Context, ModelRef
 from gateway.ir.errors import Cancelled, NotFound
 from gateway.ir.identity import ANONYMOUS, Identity
-from gateway.ir.tensor import array_tensor
+from gateway.ir.tensors.tensor import array_tensor
 from gateway.migration.callers.inventory import Stock, merged_rows, stock_path
 from gateway.policies.observe import Observe
 from tests.fakes import FakeClock, FakeStream, ScriptedService

@@ -17,9 +17,9 @@ from structlog.testing import capture_logs
 
 from gateway.ir.calls import InferResponse
 from gateway.ir.context import ModelRef
-from gateway.ir.data import SharedMemoryData, SlicedData
-from gateway.ir.datatypes import Datatype
-from gateway.ir.tensor import Tensor, array_tensor
+from gateway.ir.tensors.data import SharedMemoryData, SlicedData
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import Tensor, array_tensor
 from gateway.migration.captures.capture import Capture
 from gateway.migration.captures.directory import (
     MANIFEST,

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from msgspec.structs import replace  # noqa: TID251  # rows have no wire origin
 
-from gateway.ir.data import JsonLayout, RawData, SlicedData, UntypedData, UntypedRules
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import ErrorCode, GatewayError
-from gateway.ir.tensor import Tensor
+from gateway.ir.tensors.data import JsonLayout, RawData, SlicedData, UntypedData, UntypedRules
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import Tensor
 from gateway.migration.captures.capture import Capture, _by_start
 from gateway.migration.captures.redact import Redaction, redact
 from gateway.migration.captures.segment_reader import SegmentReader

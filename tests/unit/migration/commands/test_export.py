@@ -10,7 +10,7 @@ import pytest
 
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import Context, ModelRef
-from gateway.ir.tensor import array_tensor, items_tensor
+from gateway.ir.tensors.tensor import array_tensor, items_tensor
 from gateway.migration.commands import export
 from gateway.shadow.records.privacy import Privacy
 from gateway.shadow.records.records import INPUT, OLD, RecordedCall, record_of

@@ -14,7 +14,7 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
-from gateway.ir.datatypes import Datatype
+from gateway.ir.tensors.datatypes import Datatype
 
 Number = int | float
 

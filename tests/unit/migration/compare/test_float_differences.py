@@ -9,8 +9,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from gateway.ir.datatypes import Datatype
-from gateway.ir.tensor import Tensor, as_numpy, raw_tensor
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import Tensor, as_numpy, raw_tensor
 from gateway.migration.compare.float_differences import FloatDifferences
 from gateway.migration.compare.rules import OutputRule, OutputRules
 from gateway.migration.compare.tensors import compare_tensors

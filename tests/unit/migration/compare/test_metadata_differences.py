@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gateway.ir.datatypes import Datatype
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
+from gateway.ir.tensors.datatypes import Datatype
 from gateway.migration.compare.metadata_differences import metadata_differences, model_identity
 
 X = TensorMetadata("x", Datatype.FP32, (-1, 4))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gateway.ir.errors import ErrorCode
-from gateway.ir.tensor import Tensor, array_tensor, items_tensor
+from gateway.ir.tensors.tensor import Tensor, array_tensor, items_tensor
 from gateway.migration.compare.conditions import parse_fail_if, parse_fail_unless
 from gateway.migration.compare.reasons import Reasons, reason_line
 from gateway.migration.compare.replies import Result, compare_results

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.ir.datatypes import Datatype
-from gateway.ir.tensor import Tensor, array_tensor, items_tensor, raw_tensor
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import Tensor, array_tensor, items_tensor, raw_tensor
 from gateway.migration.compare.rules import EXACT, IGNORE, Normalisation, OutputRule, OutputRules
 from gateway.migration.compare.tensors import Outcome, TensorComparison, compare_tensors
 from tests.unit.migration.compare import oracle

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.config.load import load_text
 from gateway.ir.errors import ErrorCode
-from gateway.ir.tensor import array_tensor
+from gateway.ir.tensors.tensor import array_tensor
 from gateway.migration.compare.replies import Result, compare_results
 from gateway.migration.compare.rules import OutputRules
 from gateway.migration.evidence.counts import MigrationEvidence, ShadowedCall, UnusableEvidence

@@ -10,9 +10,9 @@ import pytest
 
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import Context, ModelRef
-from gateway.ir.datatypes import Datatype, bf16_of_fp32
 from gateway.ir.errors import ErrorCode
-from gateway.ir.tensor import Tensor, array_tensor, raw_tensor
+from gateway.ir.tensors.datatypes import Datatype, bf16_of_fp32
+from gateway.ir.tensors.tensor import Tensor, array_tensor, raw_tensor
 from gateway.migration.compare.replies import Result, compare_results
 from gateway.migration.compare.rules import OutputRules
 from gateway.migration.evidence.kept_samples import ErrorTexts, KeptSamples, kept_sample

@@ -14,12 +14,12 @@ from gateway.api.protocol import Codec
 from gateway.config.load import load_text
 from gateway.ir.calls import Call, InferRequest, InferResponse, OpaqueCall, StreamInferRequest
 from gateway.ir.context import CallSequence, Context, ModelRef, Need, Origin
-from gateway.ir.data import RawData
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, Unavailable
 from gateway.ir.identity import ANONYMOUS
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
-from gateway.ir.tensor import Tensor, array_tensor, items_tensor
+from gateway.ir.tensors.data import RawData
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import Tensor, array_tensor, items_tensor
 from gateway.migration.mirror.mirror import Mirror
 from gateway.migration.replay.forwarded import codec_of
 from gateway.migration.replay.wire_messages import row_of
@@ -35,7 +35,7 @@ from gateway.shadow.records.transfer import (
     decode_message,
     encode_message,
 )
-from gateway.telemetry.error_texts import error_text
+from gateway.telemetry.log.error_texts import error_text
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 from tests.fakes import settle
 from tests.integration.http_kit import eventually

@@ -12,9 +12,9 @@ import pytest
 
 from gateway.ir.calls import InferResponse
 from gateway.ir.context import ModelRef
-from gateway.ir.data import RawData
-from gateway.ir.datatypes import Datatype
-from gateway.ir.tensor import Tensor
+from gateway.ir.tensors.data import RawData
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import Tensor
 from gateway.migration.captures.sampling import CaptureOptions, CaptureSampler
 from gateway.migration.mirror.outbox import Outbox
 from gateway.shadow.packets import PACKET_BYTES, PacketReader, socket_pair

@@ -9,7 +9,7 @@ import numpy as np
 from gateway.config.load import load_text
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import CallSequence, Client, Context, ModelRef
-from gateway.ir.tensor import array_tensor
+from gateway.ir.tensors.tensor import array_tensor
 from gateway.migration.captures.sampling import SHADOW_HEADER
 from gateway.migration.mirror.sampling import MigrationSampler, SamplingDecision
 from gateway.migration.settings import MIGRATIONS, MigrationConfig

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from gateway.api.tap import TappedCall
+from gateway.ir.bodies.teed_body import TeeBudget, TeedBody
 from gateway.ir.calls import InferResponse
 from gateway.ir.context import ModelRef
-from gateway.ir.data import SharedMemoryData, StreamedData, TensorData
-from gateway.ir.datatypes import Datatype
-from gateway.ir.teed_body import TeeBudget, TeedBody
-from gateway.ir.tensor import Tensor, array_tensor, as_numpy
+from gateway.ir.tensors.data import SharedMemoryData, StreamedData, TensorData
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import Tensor, array_tensor, as_numpy
 from gateway.migration.captures.sampling import CaptureOptions, CaptureSampler
 from gateway.migration.mirror.outbox import Outbox
 from gateway.shadow.packets import socket_pair

@@ -9,7 +9,7 @@ import pytest
 from google.protobuf.descriptor import Descriptor
 
 from gateway.ir.errors import MalformedMessage
-from gateway.ir.tensor import as_items, as_numpy
+from gateway.ir.tensors.tensor import as_items, as_numpy
 from gateway.migration.compare.replies import Result, compare_results
 from gateway.migration.compare.rules import OutputRules
 from gateway.migration.compare.tensors import Outcome

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gateway.ir.errors import ErrorCode
-from gateway.ir.tensor import array_tensor
+from gateway.ir.tensors.tensor import array_tensor
 from gateway.migration.compare.replies import Comparison, Result, compare_results
 from gateway.migration.compare.rules import OutputRules
 from gateway.migration.replay.mismatch_list import MismatchList

@@ -13,10 +13,10 @@ import pytest
 
 from gateway.ir.calls import Call, InferRequest, InferResponse, StreamInferRequest
 from gateway.ir.context import CallSequence, Context, ModelRef, Origin
-from gateway.ir.data import SharedMemoryData
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import ErrorCode, InvalidRequest, NotFound, NotSent, Unavailable
-from gateway.ir.tensor import Tensor, array_tensor, as_numpy
+from gateway.ir.tensors.data import SharedMemoryData
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import Tensor, array_tensor, as_numpy
 from gateway.migration.captures.capture import Capture
 from gateway.migration.compare.conditions import parse_fail_if, parse_fail_unless
 from gateway.migration.compare.replies import Result

@@ -14,7 +14,7 @@ from gateway.config.load import LoadedConfig, load_text
 from gateway.ir.calls import Call, InferRequest, InferResponse
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import UpstreamError
-from gateway.ir.tensor import array_tensor, as_numpy
+from gateway.ir.tensors.tensor import array_tensor, as_numpy
 from gateway.migration.replay.trial import try_recorded_calls
 from gateway.registry import recorded_calls
 from gateway.routing.rolling.settings import ROLLING_LOAD, TrialResult

@@ -14,7 +14,7 @@ import pytest
 
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import Context, ModelRef
-from gateway.ir.tensor import Tensor, array_tensor, items_tensor
+from gateway.ir.tensors.tensor import Tensor, array_tensor, items_tensor
 from gateway.ir.texts import utc_text, visible
 from gateway.migration.captures.capture import Capture
 from gateway.migration.captures.sampling import CaptureOptions

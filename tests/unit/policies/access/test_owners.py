@@ -15,12 +15,12 @@ from gateway.ir.calls import (
     SharedUnregisterRequest,
 )
 from gateway.ir.context import CallSequence, Client, Context, ModelRef
-from gateway.ir.data import SharedMemoryData
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError, InvalidRequest, RegionNotFound
 from gateway.ir.identity import Identity
 from gateway.ir.metadata import SharedRegion
-from gateway.ir.tensor import Tensor
+from gateway.ir.tensors.data import SharedMemoryData
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import Tensor
 from gateway.policies.access.apart import apart_by
 from gateway.policies.access.owners import OwnRegions, OwnSequences, SequenceIds
 

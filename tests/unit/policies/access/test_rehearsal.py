@@ -11,10 +11,10 @@ from gateway.access.permissions import listener_access
 from gateway.config.models import Config
 from gateway.ir.calls import Call, InferRequest, ModelReadyRequest, RepositoryIndexRequest
 from gateway.ir.context import Client, Context, ModelRef
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import AccessDenied, TooLarge
 from gateway.ir.identity import Identity
-from gateway.ir.tensor import raw_tensor
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import raw_tensor
 from gateway.policies.access.authorise import Authorise, ListenerAccess
 
 ALL = {"operations": "all", "name": "all"}

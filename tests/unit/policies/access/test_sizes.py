@@ -6,9 +6,9 @@ import pytest
 
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import ModelRef
-from gateway.ir.data import RawData
-from gateway.ir.datatypes import Datatype
-from gateway.ir.tensor import Shape, Tensor
+from gateway.ir.tensors.data import RawData
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import Shape, Tensor
 from gateway.policies.access.rules import Size
 from gateway.policies.access.sizes import size_of
 

@@ -14,11 +14,11 @@ from gateway.ir.calls import (
     StreamInferRequest,
 )
 from gateway.ir.context import ModelRef
-from gateway.ir.data import RawData, SharedMemoryData
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import NotFound
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
-from gateway.ir.tensor import RequestedOutput, Tensor
+from gateway.ir.tensors.data import RawData, SharedMemoryData
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import RequestedOutput, Tensor
 from gateway.model_info.metadata_cache import MetadataCache
 from gateway.policies.batch.layers import NormalizeOutputs
 from tests.fakes import FakeStream, ScriptedService

@@ -10,10 +10,17 @@ import pytest
 
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import CallSequence, Context, ModelRef
-from gateway.ir.data import ArrayData, ItemsData, RawData, SharedMemoryData, SlicedData, TensorData
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidTensor, UpstreamProtocolError
-from gateway.ir.tensor import (
+from gateway.ir.tensors.data import (
+    ArrayData,
+    ItemsData,
+    RawData,
+    SharedMemoryData,
+    SlicedData,
+    TensorData,
+)
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import (
     RequestedOutput,
     Tensor,
     array_tensor,

@@ -11,10 +11,10 @@ import pytest
 
 from gateway.ir.calls import Call, InferRequest, InferResponse, ModelMetadataRequest
 from gateway.ir.context import ModelRef
-from gateway.ir.datatypes import Datatype
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
-from gateway.ir.rows import IndependentRows
-from gateway.ir.tensor import array_tensor, as_numpy
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.rows import IndependentRows
+from gateway.ir.tensors.tensor import array_tensor, as_numpy
 from gateway.policies.batch.padding import PaddedSize
 from gateway.policies.batch.policy import Batch
 from gateway.policies.batch.queue import BatchRules

@@ -20,7 +20,6 @@ from gateway.ir.calls import (
     StreamInferRequest,
 )
 from gateway.ir.context import CallSequence, Client, Context, ModelRef, Need, Origin
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -38,7 +37,8 @@ from gateway.ir.errors import (
 )
 from gateway.ir.identity import Identity
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
-from gateway.ir.tensor import Tensor, array_tensor, as_numpy, as_raw, raw_tensor
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import Tensor, array_tensor, as_numpy, as_raw, raw_tensor
 from gateway.policies.access.apart import apart_by
 from gateway.policies.batch.policy import Batch
 from gateway.policies.batch.queue import BatchRules

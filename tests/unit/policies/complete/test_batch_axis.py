@@ -9,11 +9,11 @@ import pytest
 
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import ModelRef
-from gateway.ir.data import RawData, SharedMemoryData, SlicedData
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, InvalidTensor, UpstreamProtocolError
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
-from gateway.ir.tensor import Tensor, array_tensor, as_items, as_numpy, as_raw
+from gateway.ir.tensors.data import RawData, SharedMemoryData, SlicedData
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import Tensor, array_tensor, as_items, as_numpy, as_raw
 from gateway.policies.complete.batch_axis import (
     apply_batch_size,
     merge_batch_size,

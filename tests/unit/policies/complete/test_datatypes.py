@@ -10,10 +10,10 @@ import pytest
 
 from gateway.ir.calls import Call, InferRequest, InferResponse, ModelMetadataRequest
 from gateway.ir.context import Context, ModelRef, Need
-from gateway.ir.datatypes import Datatype, bf16_of_fp32
 from gateway.ir.errors import GatewayError, InvalidRequest, Unavailable, UpstreamProtocolError
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
-from gateway.ir.tensor import RequestedOutput, Tensor, array_tensor, as_numpy, as_raw
+from gateway.ir.tensors.datatypes import Datatype, bf16_of_fp32
+from gateway.ir.tensors.tensor import RequestedOutput, Tensor, array_tensor, as_numpy, as_raw
 from gateway.policies.complete.datatypes import (
     DatatypeRestorer,
     in_order,

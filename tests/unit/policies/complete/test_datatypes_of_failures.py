@@ -9,10 +9,10 @@ import pytest
 
 from gateway.ir.calls import InferRequest, ModelMetadataRequest
 from gateway.ir.context import ModelRef, Origin
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError, InvalidRequest, Unsupported, UpstreamError
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
-from gateway.ir.tensor import array_tensor, items_tensor
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import array_tensor, items_tensor
 from gateway.ir.unread import is_refusal
 from gateway.policies.complete.policy import Complete
 from gateway.policies.signatures import Signatures

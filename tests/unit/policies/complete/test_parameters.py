@@ -10,11 +10,11 @@ import pytest
 
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import ModelRef
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, Unsupported, UpstreamProtocolError
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
-from gateway.ir.nearest import DecimalMembers, loads_to_odd, renamed_members
-from gateway.ir.tensor import RequestedOutput, as_items, as_numpy
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import RequestedOutput, as_items, as_numpy
+from gateway.ir.values.nearest import DecimalMembers, loads_to_odd, renamed_members
 from gateway.policies.complete.parameters import split_flat_members, split_reply_members
 
 M = ModelRef("m")

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gateway.ir.bodies.streams import close_stream
 from gateway.ir.calls import (
     Call,
     InferRequest,
@@ -17,8 +18,6 @@ from gateway.ir.calls import (
     inference_of,
 )
 from gateway.ir.context import CallSequence, Context, ModelRef, Need, Origin
-from gateway.ir.data import RawData
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import (
     GatewayError,
     InvalidRequest,
@@ -28,8 +27,9 @@ from gateway.ir.errors import (
     UpstreamProtocolError,
 )
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
-from gateway.ir.streams import close_stream
-from gateway.ir.tensor import RequestedOutput, Tensor, array_tensor
+from gateway.ir.tensors.data import RawData
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import RequestedOutput, Tensor, array_tensor
 from gateway.model_info.metadata_cache import MetadataCache
 from gateway.policies.complete.policy import Complete
 from gateway.policies.complete.tensors import ALL_NEEDS

@@ -9,11 +9,11 @@ import pytest
 
 from gateway.ir.calls import InferRequest, InferResponse, ModelMetadataRequest, StreamInferRequest
 from gateway.ir.context import Context, ModelRef, Need
-from gateway.ir.data import RawData, SlicedData
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
-from gateway.ir.tensor import RequestedOutput, Tensor, array_tensor, as_numpy
+from gateway.ir.tensors.data import RawData, SlicedData
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import RequestedOutput, Tensor, array_tensor, as_numpy
 from gateway.model_info.metadata_cache import MetadataCache
 from gateway.policies.complete.policy import Complete
 from tests.fakes import FakeClock, ScriptedService

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from gateway.ir.context import ModelRef, Need
-from gateway.ir.data import ArrayData, ItemsData, RawData
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, InvalidTensor, UpstreamProtocolError
 from gateway.ir.metadata import TensorMetadata
-from gateway.ir.tensor import Tensor, items_tensor, raw_tensor
+from gateway.ir.tensors.data import ArrayData, ItemsData, RawData
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import Tensor, items_tensor, raw_tensor
 from gateway.policies.complete.policy import is_incomplete
 from gateway.policies.complete.tensors import (
     ALL_NEEDS,

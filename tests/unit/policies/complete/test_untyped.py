@@ -12,15 +12,15 @@ import pytest
 
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import ModelRef
-from gateway.ir.data import UntypedRules
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError, InvalidRequest, MalformedMessage, TooLarge
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
-from gateway.ir.tensor import Shape, as_numpy
-from gateway.ir.untyped import RowsForm
+from gateway.ir.tensors.data import UntypedRules
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import Shape, as_numpy
+from gateway.ir.values.untyped import RowsForm
 from gateway.policies.complete.untyped import typed_request
-from gateway.wire.rows import RowsReader, read_rows_document
+from gateway.wire.rows.read import RowsReader, read_rows_document
 
 D = Datatype
 RULES = UntypedRules()

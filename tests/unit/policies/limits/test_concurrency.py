@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gateway.ir.bodies.streams import close_stream
 from gateway.ir.calls import (
     Call,
     InferRequest,
@@ -16,7 +17,6 @@ from gateway.ir.calls import (
 )
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import Overloaded, QueueTimeout, Unavailable
-from gateway.ir.streams import close_stream
 from gateway.policies.limits.concurrency import ConcurrencyLimit
 from gateway.policies.limits.policy import CallLimits
 from gateway.telemetry.call_path import CALL_PATH, CallPath

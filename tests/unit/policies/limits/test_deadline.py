@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from gateway.ir.bodies.streams import close_stream
 from gateway.ir.calls import (
     Call,
     InferRequest,
@@ -17,7 +18,6 @@ from gateway.ir.calls import (
 )
 from gateway.ir.context import Context, ModelRef, Origin
 from gateway.ir.errors import DeadlineExceeded
-from gateway.ir.streams import close_stream
 from gateway.policies.limits.policy import CallLimits
 from tests.fakes import FakeClock, FakeStream, ScriptedService, settle
 

@@ -7,11 +7,11 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
+from gateway.ir.bodies.streams import close_stream
 from gateway.ir.calls import Call, InferRequest, InferResponse, ServerReadyRequest
 from gateway.ir.calls import StreamInferRequest as StreamRequest
 from gateway.ir.context import Context, ModelRef
 from gateway.ir.errors import Overloaded, QueueTimeout, RateExceeded, Unavailable
-from gateway.ir.streams import close_stream
 from gateway.policies.limits.fair_share import CallRate, FairShare
 from tests.fakes import FakeClock, FakeStream, ScriptedService, settle
 

@@ -11,6 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway.ir.attempts import ATTEMPT
+from gateway.ir.bodies.streams import close_stream
 from gateway.ir.calls import InferRequest, InferResponse, ModelLoadRequest, StreamInferRequest
 from gateway.ir.context import CallSequence, Context, ModelRef, Origin
 from gateway.ir.errors import (
@@ -24,7 +25,6 @@ from gateway.ir.errors import (
     Overloaded,
     Unavailable,
 )
-from gateway.ir.streams import close_stream
 from gateway.policies.limits.policy import CallLimits
 from gateway.policies.limits.retry import (
     AttemptTimeout,

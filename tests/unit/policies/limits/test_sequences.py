@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from gateway.ir.bodies.streams import close_stream
 from gateway.ir.calls import InferRequest, InferResponse, StreamInferRequest
 from gateway.ir.context import CallSequence, Context, ModelRef, Origin
 from gateway.ir.errors import (
@@ -16,7 +17,6 @@ from gateway.ir.errors import (
     Overloaded,
     Unavailable,
 )
-from gateway.ir.streams import close_stream
 from gateway.policies.limits.sequences import LimitSequences
 from tests.fakes import FakeClock, FakeStream, ScriptedService
 

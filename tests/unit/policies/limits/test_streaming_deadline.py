@@ -10,10 +10,10 @@ import pytest
 
 from gateway.ir.calls import Call, InferRequest, InferResponse
 from gateway.ir.context import Context, ModelRef
-from gateway.ir.data import StreamedData
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import DeadlineExceeded
-from gateway.ir.tensor import streamed_tensor
+from gateway.ir.tensors.data import StreamedData
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import streamed_tensor
 from gateway.policies.limits.policy import CallLimits
 from tests.fakes import FakeArriving, FakeClock, ScriptedService
 from tests.simulation.virtual_time import elapse, in_virtual_time, now

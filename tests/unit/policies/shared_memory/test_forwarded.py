@@ -18,8 +18,6 @@ from gateway.ir.calls import (
     StreamInferRequest,
 )
 from gateway.ir.context import ModelRef
-from gateway.ir.data import SharedMemoryData
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import (
     Forbidden,
     InvalidRequest,
@@ -30,7 +28,9 @@ from gateway.ir.errors import (
     Unsupported,
 )
 from gateway.ir.metadata import SharedRegion
-from gateway.ir.tensor import RequestedOutput, Tensor, array_tensor
+from gateway.ir.tensors.data import SharedMemoryData
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import RequestedOutput, Tensor, array_tensor
 from gateway.policies.shared_memory.forwarded import ForwardedRegions, ForwardRegions
 from gateway.policies.shared_memory.policy import SharedMemory
 from tests.fakes import FakeStream, ScriptedService

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gateway.ir.bodies.streams import close_stream
 from gateway.ir.calls import (
     InferRequest,
     InferResponse,
@@ -20,8 +21,6 @@ from gateway.ir.calls import (
     StreamInferRequest,
 )
 from gateway.ir.context import Context, ModelRef, Origin
-from gateway.ir.data import RawData, SharedMemoryData
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import (
     Forbidden,
     GatewayError,
@@ -35,8 +34,9 @@ from gateway.ir.errors import (
     Unsupported,
 )
 from gateway.ir.metadata import ServerMetadata, SharedRegion
-from gateway.ir.streams import close_stream
-from gateway.ir.tensor import RequestedOutput, Tensor, array_tensor, as_raw
+from gateway.ir.tensors.data import RawData, SharedMemoryData
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import RequestedOutput, Tensor, array_tensor, as_raw
 from gateway.policies.shared_memory.forwarded import ForwardedRegions, ForwardRegions
 from gateway.policies.shared_memory.policy import CopyRegions, SharedMemory, SharedMemoryOff
 from gateway.policies.shared_memory.regions import Regions

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from gateway.ir.data import SharedMemoryData
 from gateway.ir.errors import (
     GatewayError,
     InvalidRequest,
@@ -18,6 +17,7 @@ from gateway.ir.errors import (
     TooLarge,
 )
 from gateway.ir.metadata import SharedRegion
+from gateway.ir.tensors.data import SharedMemoryData
 from gateway.policies.shared_memory.regions import Regions
 
 CONTENT = bytes(range(256))

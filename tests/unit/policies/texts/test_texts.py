@@ -18,10 +18,10 @@ from gateway.ir.calls import (
     StreamInferRequest,
 )
 from gateway.ir.context import Context, ModelRef, Need
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError, InvalidMember, InvalidOutput
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
-from gateway.ir.tensor import Tensor, array_tensor, as_items, as_numpy, items_tensor
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import Tensor, array_tensor, as_items, as_numpy, items_tensor
 from gateway.ir.text_tasks import (
     CompletionsForm,
     Embed,

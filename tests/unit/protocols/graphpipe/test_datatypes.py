@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from gateway.ir.datatypes import Datatype
-from gateway.ir.tensor import raw_tensor
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import raw_tensor
 from gateway.protocols.graphpipe.datatypes import NUMBERS, wire_tensor
 
 

@@ -9,9 +9,9 @@ import pytest
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import GatewayError, InvalidTensor, MalformedMessage, TooLarge
-from gateway.ir.items import ItemViews
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
-from gateway.ir.tensor import Tensor, as_items
+from gateway.ir.tensors.items import ItemViews
+from gateway.ir.tensors.tensor import Tensor, as_items
 from gateway.protocols.graphpipe import flatbuffer_writer as writer
 from gateway.protocols.graphpipe.flatbuffer_reader import FlatbufferMessage, table
 from gateway.protocols.graphpipe.flatbuffer_writer import WireTensor, infer_request

@@ -15,10 +15,10 @@ import pytest
 
 from gateway.ir.calls import Call, InferRequest, InferResponse, ModelMetadataRequest, rewritten
 from gateway.ir.context import ModelRef
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError, InvalidRequest, ModelNotFound
 from gateway.ir.limits import DEFAULT_LIMITS
-from gateway.ir.tensor import Tensor, as_items, as_numpy, as_raw
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import Tensor, as_items, as_numpy, as_raw
 from gateway.protocols.graphpipe.config_parameter import write_config
 from gateway.protocols.graphpipe.http import HttpCodec
 from gateway.wire.http import Headers, HttpRequest, HttpResponse

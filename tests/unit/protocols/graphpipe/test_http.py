@@ -24,8 +24,6 @@ from gateway.ir.calls import (
     rewritten,
 )
 from gateway.ir.context import CallSequence, Context, ModelRef
-from gateway.ir.data import RawData, SharedMemoryData
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import (
     ERROR_CLASSES,
     ErrorCode,
@@ -50,7 +48,9 @@ from gateway.ir.metadata import (
     ServerMetadata,
     TensorMetadata,
 )
-from gateway.ir.tensor import RequestedOutput, Tensor, array_tensor, raw_tensor
+from gateway.ir.tensors.data import RawData, SharedMemoryData
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import RequestedOutput, Tensor, array_tensor, raw_tensor
 from gateway.protocols.graphpipe.http import HttpCodec
 from gateway.wire.errors import MethodNotAllowed
 from gateway.wire.http import Headers, HttpRequest, HttpResponse

@@ -40,7 +40,7 @@ from gateway.ir.errors import (
 )
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
 from gateway.ir.metadata import ModelState, RepositoryEntry, ServerMetadata
-from gateway.ir.tensor import RequestedOutput, as_items, as_numpy
+from gateway.ir.tensors.tensor import RequestedOutput, as_items, as_numpy
 from gateway.protocols.grps.brpc.codec import BrpcCodec
 from gateway.protocols.grps.brpc.framing import BaiduFramer, looks_like, server_framer, split_frame
 from gateway.protocols.grps.errors import Unreadable, brpc_code_of, ends_call

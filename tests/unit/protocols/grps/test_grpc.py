@@ -15,7 +15,6 @@ from gateway.ir.calls import (
     StreamInferRequest,
 )
 from gateway.ir.context import CallSequence, Context, ModelRef
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import (
     ErrorCode,
     GatewayError,
@@ -27,7 +26,8 @@ from gateway.ir.errors import (
     Unsupported,
 )
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
-from gateway.ir.tensor import array_tensor, as_numpy, items_tensor
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import array_tensor, as_numpy, items_tensor
 from gateway.protocols.grps.errors import NoMethod, Unreadable
 from gateway.protocols.grps.grpc import (
     BRPC_METHODS,

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from gateway.ir.context import Need
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import (
     ErrorCode,
     GatewayError,
@@ -18,6 +17,7 @@ from gateway.ir.errors import (
 )
 from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
+from gateway.ir.tensors.datatypes import Datatype
 from gateway.protocols.grps.datatypes import BY_DATATYPE, widened_datatype
 from gateway.protocols.grps.errors import (
     BRPC_CODE,

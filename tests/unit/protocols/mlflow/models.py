@@ -11,9 +11,9 @@ from gateway.api.backend import Arrays
 from gateway.backends.python import PythonBackend
 from gateway.frontend.frontend import Frontend
 from gateway.ir.calls import Call, ModelConfigRequest, ServerLiveRequest, ServerReadyRequest
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import ModelNotNamed
 from gateway.ir.metadata import ModelConfiguration, TensorMetadata
+from gateway.ir.tensors.datatypes import Datatype
 from gateway.policies.complete.policy import Complete
 from gateway.protocols.mlflow.http.codec import HttpCodec
 from gateway.wire.http import Headers, HttpRequest, HttpResponse

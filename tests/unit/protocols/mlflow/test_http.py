@@ -10,8 +10,8 @@ import pytest
 from gateway.ir.calls import InferResponse
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import InvalidOutput
-from gateway.ir.tensor import items_tensor
-from gateway.ir.untyped import RowsForm
+from gateway.ir.tensors.tensor import items_tensor
+from gateway.ir.values.untyped import RowsForm
 from gateway.protocols.mlflow.http.codec import HttpCodec
 from gateway.wire.http import Headers, HttpRequest
 from tests.unit.protocols.mlflow.models import answers, post

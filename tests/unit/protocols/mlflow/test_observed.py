@@ -8,11 +8,11 @@ from typing import Any, Final, cast
 import pytest
 
 from gateway.ir.calls import InferRequest
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
-from gateway.ir.tensor import as_items, as_numpy
-from gateway.ir.untyped import RowsForm
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import as_items, as_numpy
+from gateway.ir.values.untyped import RowsForm
 from gateway.policies.complete.untyped import quickly_typed, typed_request
 from gateway.protocols.mlflow.http.codec import HttpCodec
 from tests.unit.protocols.mlflow.models import answers, post

@@ -10,7 +10,6 @@ import pytest
 
 from gateway.ir.calls import Call, InferRequest, ModelMetadataRequest, ServerReadyRequest
 from gateway.ir.context import CallSequence, JsonParameter, ModelRef
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import (
     GatewayError,
     InvalidRequest,
@@ -22,8 +21,9 @@ from gateway.ir.errors import (
     UpstreamProtocolError,
 )
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
-from gateway.ir.tensor import RequestedOutput, array_tensor, as_numpy, items_tensor
-from gateway.ir.untyped import RowsForm
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import RequestedOutput, array_tensor, as_numpy, items_tensor
+from gateway.ir.values.untyped import RowsForm
 from gateway.policies.complete.policy import Complete
 from gateway.protocols.mlflow.http.codec import HttpCodec
 from gateway.wire.http import Headers, HttpRequest, HttpResponse

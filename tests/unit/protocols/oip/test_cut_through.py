@@ -10,11 +10,11 @@ import pytest
 from gateway.api.protocol import CutThroughCodec
 from gateway.ir.calls import InferRequest, StreamInferRequest
 from gateway.ir.context import ModelRef
-from gateway.ir.data import RawData, StreamedData
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError
 from gateway.ir.limits import MessageLimits
-from gateway.ir.tensor import RequestedOutput, Tensor, as_numpy, streamed_tensor
+from gateway.ir.tensors.data import RawData, StreamedData
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import RequestedOutput, Tensor, as_numpy, streamed_tensor
 from gateway.protocols.oip.grpc.codec import GrpcCodec
 from gateway.protocols.oip.http.codec import HttpCodec
 from gateway.schema import open_inference_pb2 as pb

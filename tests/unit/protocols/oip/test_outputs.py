@@ -6,10 +6,10 @@ import pytest
 
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import ModelRef
-from gateway.ir.data import SharedMemoryData
 from gateway.ir.errors import InvalidRequest
 from gateway.ir.limits import DEFAULT_LIMITS
-from gateway.ir.tensor import RequestedOutput, as_items, items_tensor
+from gateway.ir.tensors.data import SharedMemoryData
+from gateway.ir.tensors.tensor import RequestedOutput, as_items, items_tensor
 from gateway.protocols.oip.outputs import output_parameters, requested_output, with_c_values
 
 M = ModelRef("m")

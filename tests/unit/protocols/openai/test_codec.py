@@ -22,11 +22,11 @@ from gateway.ir.calls import (
     StreamInferRequest,
 )
 from gateway.ir.context import ModelRef
-from gateway.ir.data import RawData
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError, InvalidMember, InvalidOutput, ModelNotFound, Unsupported
 from gateway.ir.metadata import ModelState, RepositoryEntry
-from gateway.ir.tensor import Tensor, array_tensor, as_items, as_numpy
+from gateway.ir.tensors.data import RawData
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import Tensor, array_tensor, as_items, as_numpy
 from gateway.ir.text_tasks import Generate
 from gateway.protocols.openai.errors import row_of
 from gateway.protocols.openai.http.codec import HttpCodec

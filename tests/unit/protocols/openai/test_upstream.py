@@ -22,7 +22,13 @@ from gateway.ir.calls import (
 )
 from gateway.ir.context import CallSequence, JsonParameter, ModelRef
 from gateway.ir.limits import DEFAULT_LIMITS
-from gateway.ir.tensor import RequestedOutput, array_tensor, as_items, as_numpy, items_tensor
+from gateway.ir.tensors.tensor import (
+    RequestedOutput,
+    array_tensor,
+    as_items,
+    as_numpy,
+    items_tensor,
+)
 from gateway.protocols.openai.http.codec import HttpCodec
 from gateway.wire.http import Headers, HttpResponse
 from tests.integration.openai_models import recorded

@@ -11,8 +11,8 @@ from gateway.api.backend import Arrays
 from gateway.backends.python import PythonBackend
 from gateway.frontend.frontend import Frontend
 from gateway.ir.calls import Call, ServerLiveRequest, ServerReadyRequest
-from gateway.ir.datatypes import Datatype
 from gateway.ir.metadata import TensorMetadata
+from gateway.ir.tensors.datatypes import Datatype
 from gateway.policies.complete.policy import Complete
 from gateway.policies.complete.tensors import ALL_NEEDS
 from gateway.protocols.seldon.declarations import read_declaration

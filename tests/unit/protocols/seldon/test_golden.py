@@ -10,8 +10,8 @@ import pytest
 
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import ModelRef
-from gateway.ir.data import UntypedData
 from gateway.ir.errors import GatewayError
+from gateway.ir.tensors.data import UntypedData
 from gateway.protocols.seldon.http.codec import HttpCodec
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 from tests.golden.members import AlwaysSent

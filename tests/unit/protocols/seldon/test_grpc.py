@@ -12,11 +12,11 @@ from google.protobuf.struct_pb2 import ListValue
 
 from gateway.ir.calls import InferRequest, InferResponse, ModelMetadataRequest
 from gateway.ir.context import ModelRef
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError, Unsupported, UpstreamError
 from gateway.ir.metadata import TensorMetadata
-from gateway.ir.tensor import Tensor, array_tensor, as_items, items_tensor
-from gateway.ir.untyped import typed_tensor
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import Tensor, array_tensor, as_items, items_tensor
+from gateway.ir.values.untyped import typed_tensor
 from gateway.protocols.seldon.grpc.codec import GrpcCodec
 from gateway.schema import seldon_pb2 as pb
 from gateway.schema import tensorflow_messages_pb2 as tf

@@ -17,7 +17,7 @@ from gateway.ir.calls import (
 )
 from gateway.ir.context import CallSequence, ModelRef, Origin
 from gateway.ir.errors import GatewayError, Unsupported, UpstreamError
-from gateway.ir.tensor import RequestedOutput, Tensor, array_tensor, items_tensor
+from gateway.ir.tensors.tensor import RequestedOutput, Tensor, array_tensor, items_tensor
 from gateway.protocols.seldon.declarations import read_declaration
 from gateway.protocols.seldon.http.codec import HttpCodec
 from gateway.protocols.seldon.options import check_options

@@ -17,8 +17,6 @@ from gateway.ir.calls import (
     ServerStatusRequest,
 )
 from gateway.ir.context import ModelRef
-from gateway.ir.data import ItemsData, RawData
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError, ModelNotFound
 from gateway.ir.metadata import (
     ModelMetadata,
@@ -28,7 +26,9 @@ from gateway.ir.metadata import (
     ServerStatus,
     TensorMetadata,
 )
-from gateway.ir.tensor import Tensor, array_tensor
+from gateway.ir.tensors.data import ItemsData, RawData
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import Tensor, array_tensor
 from gateway.protocols.tfs.declarations import DeclaredSignature, ModelDeclaration
 from gateway.protocols.tfs.grpc.codec import GrpcCodec
 from gateway.schema import tensorflow_serving_pb2 as pb

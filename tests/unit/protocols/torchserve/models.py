@@ -19,7 +19,6 @@ from gateway.ir.calls import (
     ServerStatusRequest,
 )
 from gateway.ir.context import ModelRef
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import ModelNotFound, ModelNotNamed, VersionNotFound
 from gateway.ir.metadata import (
     ModelConfiguration,
@@ -29,6 +28,7 @@ from gateway.ir.metadata import (
     ServerStatus,
     TensorMetadata,
 )
+from gateway.ir.tensors.datatypes import Datatype
 from gateway.policies.complete.policy import Complete
 from gateway.protocols.torchserve.declarations import read_declaration
 from gateway.protocols.torchserve.grpc.codec import GrpcCodec

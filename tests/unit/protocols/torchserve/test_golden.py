@@ -10,7 +10,6 @@ import pytest
 
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import ModelRef
-from gateway.ir.data import UntypedData
 from gateway.ir.errors import (
     GatewayError,
     InvalidRequest,
@@ -18,6 +17,7 @@ from gateway.ir.errors import (
     UpstreamError,
     VersionNotFound,
 )
+from gateway.ir.tensors.data import UntypedData
 from gateway.protocols.torchserve.declarations import BodyForm
 from gateway.protocols.torchserve.http.codec import HttpCodec
 from gateway.wire.http import Headers, HttpRequest, HttpResponse

@@ -17,7 +17,6 @@ from gateway.ir.calls import (
     ServerReadyRequest,
 )
 from gateway.ir.context import CallSequence, ModelRef
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import (
     GatewayError,
     InvalidRequest,
@@ -30,7 +29,8 @@ from gateway.ir.errors import (
     VersionNotFound,
 )
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
-from gateway.ir.tensor import (
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import (
     RequestedOutput,
     Tensor,
     array_tensor,

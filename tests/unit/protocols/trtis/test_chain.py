@@ -24,7 +24,7 @@ from gateway.ir.context import ModelRef, Need
 from gateway.ir.errors import ModelNotFound
 from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.ir.metadata import ModelMetadata, RepositoryEntry
-from gateway.ir.tensor import array_tensor, as_numpy
+from gateway.ir.tensors.tensor import array_tensor, as_numpy
 from gateway.policies.classify import Classify
 from gateway.policies.complete.policy import Complete
 from gateway.protocols.trtis.grpc.codec import GrpcCodec

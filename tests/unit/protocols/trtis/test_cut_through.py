@@ -7,11 +7,11 @@ import pytest
 from gateway.api.protocol import CutThroughCodec
 from gateway.ir.calls import InferRequest, ModelReadyRequest
 from gateway.ir.context import ModelRef
-from gateway.ir.data import RawData, StreamedData
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidTensor
 from gateway.ir.limits import MessageLimits
-from gateway.ir.tensor import RequestedOutput, Tensor
+from gateway.ir.tensors.data import RawData, StreamedData
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import RequestedOutput, Tensor
 from gateway.protocols.trtis.http.codec import HttpCodec
 from tests.fakes import FakeArriving
 

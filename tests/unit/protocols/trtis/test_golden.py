@@ -18,11 +18,11 @@ from gateway.ir.calls import (
     ServerStatusRequest,
 )
 from gateway.ir.context import ModelRef
-from gateway.ir.data import SharedMemoryData
 from gateway.ir.errors import GatewayError
 from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.ir.metadata import ModelStatus, RepositoryEntry, ServerMetadata, ServerStatus
-from gateway.ir.tensor import as_numpy
+from gateway.ir.tensors.data import SharedMemoryData
+from gateway.ir.tensors.tensor import as_numpy
 from gateway.policies.complete.batch_axis import apply_batch_size
 from gateway.protocols.trtis.grpc.codec import GrpcCodec
 from gateway.protocols.trtis.http.codec import HttpCodec

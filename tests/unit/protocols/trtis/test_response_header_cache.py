@@ -11,10 +11,10 @@ from google.protobuf import text_format
 
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import ModelRef
-from gateway.ir.data import SharedMemoryData
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import Unsupported, UpstreamProtocolError
-from gateway.ir.tensor import RequestedOutput, Tensor, array_tensor, items_tensor
+from gateway.ir.tensors.data import SharedMemoryData
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import RequestedOutput, Tensor, array_tensor, items_tensor
 from gateway.protocols.trtis.infer_response import write_reply
 from gateway.protocols.trtis.response_header_cache import ResponseHeaderCache
 from gateway.schema import tensorrt_v1_pb2 as pb

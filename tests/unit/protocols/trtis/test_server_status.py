@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import Unsupported
 from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.ir.metadata import (
@@ -18,6 +17,7 @@ from gateway.ir.metadata import (
     ServerStatus,
     TensorMetadata,
 )
+from gateway.ir.tensors.datatypes import Datatype
 from gateway.protocols.trtis.options import TrtisOptions
 from gateway.protocols.trtis.server_status import read_model, write_config, write_status
 from gateway.schema import tensorrt_v1_pb2 as pb

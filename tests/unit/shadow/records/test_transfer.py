@@ -6,7 +6,7 @@ import numpy as np
 
 from gateway.ir.calls import InferResponse
 from gateway.ir.context import ModelRef
-from gateway.ir.tensor import array_tensor
+from gateway.ir.tensors.tensor import array_tensor
 from gateway.shadow.records.records import record_of
 from gateway.shadow.records.transfer import SampleMessage, decode_message, encode_message
 from tests.unit.shadow.kit import FULL, recordable

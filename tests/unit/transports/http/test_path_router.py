@@ -10,8 +10,8 @@ from gateway.ir.errors import GatewayError
 from gateway.transports.contract import HttpFrontend, HttpMount
 from gateway.transports.http.faults import HttpError
 from gateway.transports.http.path_router import PathRouter
+from gateway.wire.heads.path_claims import Passing
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
-from gateway.wire.path_claims import Passing
 
 
 class Streaming(HttpFrontend):

@@ -23,7 +23,7 @@ from gateway.ir.errors import (
     Unsupported,
 )
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
-from gateway.ir.tensor import array_tensor, as_numpy, items_tensor
+from gateway.ir.tensors.tensor import array_tensor, as_numpy, items_tensor
 from gateway.protocols.grps import SPEC
 from gateway.protocols.grps.brpc.codec import BrpcCodec, trace_headers
 from gateway.protocols.grps.brpc.compression import (

@@ -13,10 +13,17 @@ import yaml
 
 from gateway.ir.calls import InferRequest, InferResponse, StreamInferRequest
 from gateway.ir.context import ModelRef
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, InvalidTensor, Unsupported, UpstreamError
 from gateway.ir.limits import DEFAULT_LIMITS
-from gateway.ir.tensor import Tensor, array_tensor, as_items, as_numpy, items_tensor, raw_tensor
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import (
+    Tensor,
+    array_tensor,
+    as_items,
+    as_numpy,
+    items_tensor,
+    raw_tensor,
+)
 from gateway.protocols.grps.custom.json_path import lookup, read_place
 from gateway.protocols.grps.errors import Unconvertible
 from gateway.protocols.grps.http.codec import HttpCodec

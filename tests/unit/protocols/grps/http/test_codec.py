@@ -24,8 +24,6 @@ from gateway.ir.calls import (
     rewritten,
 )
 from gateway.ir.context import Context, ModelRef
-from gateway.ir.data import SharedMemoryData
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import (
     DeadlineExceeded,
     GatewayError,
@@ -49,7 +47,9 @@ from gateway.ir.metadata import (
     TensorMetadata,
     Trend,
 )
-from gateway.ir.tensor import (
+from gateway.ir.tensors.data import SharedMemoryData
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import (
     RequestedOutput,
     Tensor,
     array_tensor,

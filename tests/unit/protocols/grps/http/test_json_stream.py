@@ -9,7 +9,7 @@ from gateway.ir.calls import InferRequest, StreamInferRequest
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import MalformedMessage, TooLarge, UpstreamError
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
-from gateway.ir.tensor import as_items
+from gateway.ir.tensors.tensor import as_items
 from gateway.protocols.grps.http.codec import HttpCodec
 from gateway.protocols.grps.http.json_stream import JsonStreamSplitter
 from gateway.wire.http import HttpResponse

@@ -8,10 +8,10 @@ import numpy as np
 import orjson
 import pytest
 
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError, InvalidRequest, InvalidTensor, TooLarge, Unsupported
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
-from gateway.ir.tensor import Tensor, array_tensor, as_items, as_numpy, items_tensor
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import Tensor, array_tensor, as_items, as_numpy, items_tensor
 from gateway.protocols.grps.custom.json_path import json_value, names_in, render
 from gateway.protocols.grps.json.elements import read_array
 from gateway.protocols.grps.json.message import read_request, read_response, write_json

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from gateway.ir.datatypes import Datatype, datatype_of
+from gateway.ir.tensors.datatypes import Datatype, datatype_of
 from gateway.protocols.grps.protobuf.message import unpacked
-from gateway.wire.protobuf_packed import packed_varints, varint_array
+from gateway.wire.protobuf.packed import packed_varints, varint_array
 
 DTYPES = [np.uint8, np.int8, np.int16, np.int32, np.int64]
 

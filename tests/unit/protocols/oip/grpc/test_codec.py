@@ -13,7 +13,6 @@ from gateway.ir.calls import (
     StreamInferRequest,
 )
 from gateway.ir.context import CallSequence, ModelRef, Origin
-from gateway.ir.data import SharedMemoryData
 from gateway.ir.errors import (
     ERROR_CLASSES,
     ErrorCode,
@@ -24,7 +23,8 @@ from gateway.ir.errors import (
     Unsupported,
 )
 from gateway.ir.limits import DEFAULT_LIMITS
-from gateway.ir.tensor import RequestedOutput, array_tensor, as_numpy, as_raw
+from gateway.ir.tensors.data import SharedMemoryData
+from gateway.ir.tensors.tensor import RequestedOutput, array_tensor, as_numpy, as_raw
 from gateway.protocols.oip.grpc.codec import METHODS, GrpcCodec, file_descriptors
 from gateway.schema import open_inference_pb2 as pb
 from gateway.wire.errors import GRPC_STATUS

@@ -12,7 +12,7 @@ from gateway.ir.calls import (
 )
 from gateway.ir.context import Context, ModelRef, Need, Origin
 from gateway.ir.limits import DEFAULT_LIMITS
-from gateway.ir.tensor import array_tensor
+from gateway.ir.tensors.tensor import array_tensor
 from gateway.protocols.oip.grpc.codec import GrpcCodec
 from gateway.schema import open_inference_pb2 as pb
 from gateway.wire.grpc import GrpcRequest

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.ir.data import SharedMemoryData
 from gateway.ir.errors import (
     GatewayError,
     InvalidRequest,
@@ -16,11 +15,12 @@ from gateway.ir.errors import (
     TooLarge,
 )
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
-from gateway.ir.tensor import as_raw
+from gateway.ir.tensors.data import SharedMemoryData
+from gateway.ir.tensors.tensor import as_raw
 from gateway.protocols.oip.grpc.decode import InferReader
 from gateway.schema import open_inference_pb2 as pb
-from gateway.wire.protobuf import LEN, MAX_FIELDS, VARINT, tag, varint
-from gateway.wire.protobuf_library import parse
+from gateway.wire.protobuf.library import parse
+from gateway.wire.protobuf.wire_format import LEN, MAX_FIELDS, VARINT, tag, varint
 
 READER = InferReader(DEFAULT_LIMITS)
 Tensor = pb.ModelInferRequest.InferInputTensor

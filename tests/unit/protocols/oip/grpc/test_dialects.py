@@ -6,10 +6,10 @@ import pytest
 
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import ModelRef, Parameter
-from gateway.ir.data import SharedMemoryData
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import Unsupported
-from gateway.ir.tensor import RequestedOutput, Tensor, raw_tensor
+from gateway.ir.tensors.data import SharedMemoryData
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import RequestedOutput, Tensor, raw_tensor
 from gateway.protocols.oip.grpc.dialects import DIALECTS, check_infer, check_version
 
 M = ModelRef("m")

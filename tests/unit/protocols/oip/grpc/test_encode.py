@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from gateway.ir.context import ModelRef
-from gateway.ir.data import ArrayData, RawData, SharedMemoryData
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import Unsupported
-from gateway.ir.tensor import RequestedOutput, Tensor, array_tensor, as_raw, items_tensor
+from gateway.ir.tensors.data import ArrayData, RawData, SharedMemoryData
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import RequestedOutput, Tensor, array_tensor, as_raw, items_tensor
 from gateway.protocols.oip.grpc.encode import (
     RAW_INPUTS,
     RAW_OUTPUTS,

@@ -9,10 +9,10 @@ import pytest
 
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import CallSequence, ModelRef
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError, MalformedMessage
 from gateway.ir.limits import DEFAULT_LIMITS
-from gateway.ir.tensor import RequestedOutput, Tensor, array_tensor, items_tensor
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import RequestedOutput, Tensor, array_tensor, items_tensor
 from gateway.protocols.oip.grpc.dialects import DIALECTS
 from gateway.protocols.oip.grpc.infer import Inferences
 from gateway.schema import open_inference_pb2 as pb

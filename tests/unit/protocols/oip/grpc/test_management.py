@@ -15,7 +15,6 @@ from gateway.ir.calls import (
     ServerMetadataRequest,
 )
 from gateway.ir.context import ModelRef
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import (
     GatewayError,
     InvalidRequest,
@@ -25,6 +24,7 @@ from gateway.ir.errors import (
 )
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
 from gateway.ir.metadata import ModelMetadata, ModelState, RepositoryEntry, TensorMetadata
+from gateway.ir.tensors.datatypes import Datatype
 from gateway.protocols.oip.grpc.codec import GrpcCodec
 from gateway.protocols.oip.grpc.management import (
     MESSAGES,

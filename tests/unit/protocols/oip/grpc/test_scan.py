@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError, InvalidRequest, InvalidTensor, TooLarge
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
+from gateway.ir.tensors.datatypes import Datatype
 from gateway.protocols.oip.grpc.scan import (
     RAW_INPUTS,
     RAW_OUTPUTS,
@@ -21,7 +21,7 @@ from gateway.protocols.oip.grpc.scan import (
 )
 from gateway.schema import open_inference_pb2 as pb
 from gateway.wire.message_cache import MaskedMessageCache
-from gateway.wire.protobuf import LEN, VARINT, TooManyFields, WireError, tag, varint
+from gateway.wire.protobuf.wire_format import LEN, VARINT, TooManyFields, WireError, tag, varint
 
 Tensor = pb.ModelInferRequest.InferInputTensor
 Wanted = pb.ModelInferRequest.InferRequestedOutputTensor

@@ -12,7 +12,7 @@ from gateway.ir.calls import InferRequest, ModelReadyRequest, StreamInferRequest
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import InvalidRequest, InvalidTensor, ModelNotFound, UnknownToServer
 from gateway.ir.limits import DEFAULT_LIMITS
-from gateway.ir.tensor import as_items, as_numpy
+from gateway.ir.tensors.tensor import as_items, as_numpy
 from gateway.protocols.oip.grpc.codec import GrpcCodec
 from gateway.schema import open_inference_pb2 as pb
 from gateway.wire.grpc import GrpcRequest, GrpcStatus

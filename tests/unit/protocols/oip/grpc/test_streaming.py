@@ -9,8 +9,6 @@ import pytest
 
 from gateway.ir.calls import InferRequest, InferResponse, StreamInferRequest
 from gateway.ir.context import ModelRef, Origin
-from gateway.ir.data import ItemsData
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import (
     Decoupled,
     GatewayError,
@@ -23,7 +21,9 @@ from gateway.ir.errors import (
     UpstreamError,
 )
 from gateway.ir.limits import DEFAULT_LIMITS
-from gateway.ir.tensor import RequestedOutput, Tensor, raw_tensor
+from gateway.ir.tensors.data import ItemsData
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import RequestedOutput, Tensor, raw_tensor
 from gateway.protocols.oip.grpc.codec import GrpcCodec
 from gateway.protocols.oip.grpc.streaming import STREAM
 from gateway.schema import open_inference_pb2 as pb

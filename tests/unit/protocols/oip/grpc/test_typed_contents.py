@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.ir.data import ArrayData, ItemsData, RawData
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError, InvalidTensor, TooLarge
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
-from gateway.ir.tensor import Tensor, as_raw
+from gateway.ir.tensors.data import ArrayData, ItemsData, RawData
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import Tensor, as_raw
 from gateway.protocols.oip.grpc.typed_contents import typed_data
 from gateway.schema import open_inference_pb2 as pb
-from gateway.wire.protobuf import LEN, MAX_FIELDS, FieldCounter, WireError, tag, varint
+from gateway.wire.protobuf.wire_format import LEN, MAX_FIELDS, FieldCounter, WireError, tag, varint
 
 D = Datatype
 

@@ -15,8 +15,6 @@ from gateway.ir.calls import (
     StreamInferRequest,
 )
 from gateway.ir.context import Context, ModelRef
-from gateway.ir.data import RawData, StreamedData
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import (
     GatewayError,
     InvalidRequest,
@@ -27,7 +25,9 @@ from gateway.ir.errors import (
     UpstreamError,
 )
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
-from gateway.ir.tensor import (
+from gateway.ir.tensors.data import RawData, StreamedData
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import (
     RequestedOutput,
     Tensor,
     array_tensor,

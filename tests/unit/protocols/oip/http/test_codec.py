@@ -23,7 +23,6 @@ from gateway.ir.calls import (
     StreamInferRequest,
 )
 from gateway.ir.context import NO_CONTEXT, Context, ModelRef, Need, Origin
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import (
     ERROR_CLASSES,
     ErrorCode,
@@ -39,7 +38,8 @@ from gateway.ir.errors import (
 )
 from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.ir.metadata import ModelState, RepositoryEntry
-from gateway.ir.tensor import (
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import (
     RequestedOutput,
     array_tensor,
     as_numpy,

@@ -11,11 +11,11 @@ import pytest
 
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import CallSequence
-from gateway.ir.data import SharedMemoryData
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError, InvalidRequest, TooLarge
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
-from gateway.ir.tensor import RequestedOutput, as_items, as_numpy
+from gateway.ir.tensors.data import SharedMemoryData
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import RequestedOutput, as_items, as_numpy
 from gateway.protocols.oip.http.codec import HttpCodec
 from gateway.protocols.oip.json.parse import SIMD_FROM_BYTES
 from gateway.wire.http import Headers, HttpRequest

@@ -26,7 +26,7 @@ from gateway.ir.errors import (
     UpstreamProtocolError,
 )
 from gateway.ir.limits import DEFAULT_LIMITS
-from gateway.ir.tensor import RequestedOutput, as_items, as_numpy
+from gateway.ir.tensors.tensor import RequestedOutput, as_items, as_numpy
 from gateway.protocols.oip.http.codec import HttpCodec
 from gateway.protocols.oip.json.parse import SIMD_FROM_BYTES
 from gateway.wire.http import HttpRequest, HttpResponse

@@ -10,7 +10,6 @@ import pytest
 
 from gateway.ir.calls import InferRequest, InferResponse, StreamInferRequest
 from gateway.ir.context import CallSequence, Context, ModelRef, Origin
-from gateway.ir.data import RawData, SharedMemoryData
 from gateway.ir.errors import (
     Decoupled,
     GatewayError,
@@ -23,7 +22,8 @@ from gateway.ir.errors import (
     UpstreamError,
 )
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
-from gateway.ir.tensor import RequestedOutput, Tensor, array_tensor, items_tensor
+from gateway.ir.tensors.data import RawData, SharedMemoryData
+from gateway.ir.tensors.tensor import RequestedOutput, Tensor, array_tensor, items_tensor
 from gateway.protocols.oip.http.codec import HttpCodec
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 from tests.cases.oip_http import X_JSON, X_RAW, M, X

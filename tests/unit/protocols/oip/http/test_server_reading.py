@@ -15,10 +15,10 @@ from gateway.ir.calls import (
     StreamInferRequest,
 )
 from gateway.ir.context import JsonParameter, ModelRef
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, MalformedMessage, Unsupported
 from gateway.ir.limits import DEFAULT_LIMITS
-from gateway.ir.tensor import array_tensor, as_numpy, as_raw
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import array_tensor, as_numpy, as_raw
 from gateway.protocols.oip.grpc.codec import GrpcCodec
 from gateway.protocols.oip.http.codec import HttpCodec
 from gateway.wire.http import HttpRequest, HttpResponse

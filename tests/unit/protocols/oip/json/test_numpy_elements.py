@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.ir.data import ArrayData, ItemsData, JsonItemsData
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidTensor, TooLarge
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
+from gateway.ir.tensors.data import ArrayData, ItemsData, JsonItemsData
+from gateway.ir.tensors.datatypes import Datatype
 from gateway.protocols.oip.json.numpy_elements import as_dimensions, convert_elements
 
 INF, NAN = math.inf, math.nan

@@ -12,7 +12,7 @@ import pytest
 from gateway.ir.calls import InferRequest, RepositoryIndexRequest
 from gateway.ir.errors import InvalidTensor, MalformedMessage, TooLarge
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
-from gateway.ir.tensor import as_numpy
+from gateway.ir.tensors.tensor import as_numpy
 from gateway.protocols.oip.http.codec import HttpCodec
 from gateway.protocols.oip.json import parse as documents
 from gateway.wire.http import Headers, HttpRequest

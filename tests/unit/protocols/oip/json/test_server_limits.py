@@ -11,7 +11,7 @@ from gateway.ir.calls import InferRequest
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import TooLarge
 from gateway.ir.limits import MessageLimits
-from gateway.ir.tensor import Tensor, array_tensor, items_tensor
+from gateway.ir.tensors.tensor import Tensor, array_tensor, items_tensor
 from gateway.protocols.oip.dialects import DIALECTS
 from gateway.protocols.oip.http.infer_request import encode_request
 

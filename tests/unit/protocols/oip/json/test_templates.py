@@ -11,10 +11,10 @@ import pytest
 
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import ModelRef
-from gateway.ir.data import SharedMemoryData
 from gateway.ir.errors import GatewayError, MalformedMessage
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
-from gateway.ir.tensor import RequestedOutput, as_numpy, as_raw
+from gateway.ir.tensors.data import SharedMemoryData
+from gateway.ir.tensors.tensor import RequestedOutput, as_numpy, as_raw
 from gateway.protocols.oip.http.codec import HttpCodec
 from gateway.protocols.oip.json.templates import JsonTemplateCache
 from gateway.wire.http import Headers, HttpRequest, HttpResponse

@@ -13,11 +13,11 @@ import pytest
 from gateway.concurrency.offload import run_bounded_on_loop
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import ModelRef, Parameters
-from gateway.ir.data import RawData, SharedMemoryData
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import Unsupported
 from gateway.ir.limits import DEFAULT_LIMITS
-from gateway.ir.tensor import (
+from gateway.ir.tensors.data import RawData, SharedMemoryData
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import (
     RequestedOutput,
     Tensor,
     array_tensor,

@@ -23,8 +23,6 @@ from gateway.ir.calls import (
     StreamInferRequest,
 )
 from gateway.ir.context import Context, ModelRef, Need
-from gateway.ir.data import RawData
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import (
     Forbidden,
     GatewayError,
@@ -49,7 +47,9 @@ from gateway.ir.metadata import (
     SharedRegion,
     TensorMetadata,
 )
-from gateway.ir.tensor import RequestedOutput, as_raw, items_tensor
+from gateway.ir.tensors.data import RawData
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import RequestedOutput, as_raw, items_tensor
 from gateway.protocols.trtis.grpc.codec import METHODS, GrpcCodec, file_descriptors
 from gateway.schema import tensorrt_v1_pb2 as pb
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind

@@ -12,7 +12,7 @@ from gateway.ir.calls import InferRequest, StreamInferRequest
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import InvalidRequest, Overloaded, UpstreamProtocolError
 from gateway.ir.limits import DEFAULT_LIMITS
-from gateway.ir.tensor import RequestedOutput, as_raw
+from gateway.ir.tensors.tensor import RequestedOutput, as_raw
 from gateway.protocols.trtis.grpc.codec import GrpcCodec
 from gateway.schema import tensorrt_v1_pb2 as pb
 from gateway.upstream import Upstream

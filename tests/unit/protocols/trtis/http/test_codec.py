@@ -23,8 +23,6 @@ from gateway.ir.calls import (
     StreamInferRequest,
 )
 from gateway.ir.context import CallSequence, ModelRef, Need, Origin
-from gateway.ir.data import RawData, SharedMemoryData, SlicedData
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import (
     DeadlineExceeded,
     Forbidden,
@@ -40,7 +38,9 @@ from gateway.ir.errors import (
 )
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
 from gateway.ir.metadata import RepositoryEntry
-from gateway.ir.tensor import RequestedOutput, Tensor, as_raw, items_tensor
+from gateway.ir.tensors.data import RawData, SharedMemoryData, SlicedData
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import RequestedOutput, Tensor, as_raw, items_tensor
 from gateway.protocols.trtis import SPEC
 from gateway.protocols.trtis.errors import TrtisStatus
 from gateway.protocols.trtis.http.codec import HttpCodec

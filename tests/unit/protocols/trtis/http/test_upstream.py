@@ -22,8 +22,6 @@ from gateway.ir.calls import (
     SharedUnregisterRequest,
 )
 from gateway.ir.context import CallSequence, Context, ModelRef, Need
-from gateway.ir.data import SharedMemoryData
-from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import (
     GatewayError,
     InvalidRequest,
@@ -38,7 +36,9 @@ from gateway.ir.errors import (
 )
 from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.ir.metadata import ModelState, RepositoryEntry, SharedRegion
-from gateway.ir.tensor import RequestedOutput, Tensor, as_items, as_raw
+from gateway.ir.tensors.data import SharedMemoryData
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import RequestedOutput, Tensor, as_items, as_raw
 from gateway.protocols.trtis.errors import TrtisStatus
 from gateway.protocols.trtis.http.codec import HttpCodec
 from gateway.schema import tensorrt_v1_pb2 as pb

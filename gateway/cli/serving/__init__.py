@@ -1,0 +1,1 @@
+"""The command `serve`, its flags, and how a gateway is run."""

@@ -1,0 +1,1 @@
+"""Tensors: descriptions, datatypes and data, and their validation. Read `tensor.py` first."""

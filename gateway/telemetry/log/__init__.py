@@ -1,0 +1,1 @@
+"""Logs: lines about calls and events, and the thread that writes them. Read `logs.py` first."""

@@ -1,0 +1,1 @@
+"""What models were used for: counts, durations and rates."""

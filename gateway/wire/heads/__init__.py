@@ -1,0 +1,1 @@
+"""Heads of messages: header fields, metadata, request ids, and names and paths in URLs."""

@@ -1,0 +1,1 @@
+"""JSON: values read within limits, long arrays of floats, and the errors of protocols."""
