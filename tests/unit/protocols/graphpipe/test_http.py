@@ -252,11 +252,9 @@ def test_context_has_headers_request_id_and_deadline() -> None:
     """Headers, request id and deadline are part of the call, and are sent to an upstream."""
     headers = Headers((("X-Request-Id", "abc"), ("Traceparent", "00-1"), ("Cookie", "c")))
     call = CODEC.decode_call(HttpRequest("POST", "/graphpipe/m", "", headers, (INFER,), 12.5))
-    assert ("graphpipe.http", "abc", 12.5) == (
-        call.context.protocol,
-        call.context.request_id,
-        call.context.deadline,
-    )
+    assert "graphpipe.http" == call.context.protocol
+    assert "abc" == call.context.request_id
+    assert 12.5 == call.context.deadline
     sent = CODEC.encode_call(rewritten(call))
     # `ForwardHeaders` has chosen what the context has by then.
     named = {name.lower() for name, _ in sent.headers}
@@ -334,10 +332,8 @@ def test_probes_of_the_go_server_are_served(path: str, call: Call[bool]) -> None
     """Probes of a Go server get the same responses from the gateway."""
     read = CODEC.decode_call(HttpRequest("GET", path))
     assert call == plain(read)
-    assert (200, b"ok\n") == (
-        CODEC.encode_reply(read, True).status,
-        body_of(CODEC.encode_reply(read, True)),
-    )
+    assert 200 == CODEC.encode_reply(read, True).status
+    assert b"ok\n" == body_of(CODEC.encode_reply(read, True))
     assert 503 == CODEC.encode_reply(read, False).status
     assert path == codec(health="control").encode_call(call).path
 
@@ -560,11 +556,9 @@ def test_configured_outputs_are_requested_and_selected() -> None:
     call = NAMED.changed(outputs=(RequestedOutput("b"),))
     sent = oracle.read_request(body_of(used.encode_call(call)))
     assert sent is not None
-    assert (b"fixed", ("t", "x"), ("a", "b")) == (
-        sent.config,
-        sent.input_names,
-        sent.output_names,
-    )
+    assert b"fixed" == sent.config
+    assert ("t", "x") == sent.input_names
+    assert ("a", "b") == sent.output_names
     other = oracle.PlainTensor(1, (), b"\x07")
     response = HttpResponse(200, body=(oracle.build_response([PLAIN_FP32, other]),))
     reply = used.decode_reply(call, response)
@@ -676,11 +670,9 @@ def test_metadata_of_a_complete_graph_use_its_description() -> None:
     """graphpipe-tf lists every operation; the description has the default inputs and outputs."""
     text = "Implementation of m. Default Inputs: [a:0, b:0]. Default Outputs: [c:0]. Done."
     metadata = CODEC.decode_reply(METADATA_CALL, dump(text, 5000))
-    assert ("m", ["a:0", "b:0"], ["c:0"]) == (
-        metadata.name,
-        [tensor.name for tensor in metadata.inputs],
-        [tensor.name for tensor in metadata.outputs],
-    )
+    assert "m" == metadata.name
+    assert ["a:0", "b:0"] == [tensor.name for tensor in metadata.inputs]
+    assert ["c:0"] == [tensor.name for tensor in metadata.outputs]
     assert 100 == len(CODEC.decode_reply(METADATA_CALL, dump("no list")).inputs)
     with pytest.raises(TooLarge, match="complete graph"):
         CODEC.decode_reply(METADATA_CALL, dump("no list", 300))

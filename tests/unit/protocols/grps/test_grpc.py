@@ -87,11 +87,9 @@ def test_decoded_request_is_encoded_the_same(case: CallCase) -> None:
 def test_service_has_eight_methods_and_one_stream() -> None:
     """Server and reflection use the schema."""
     streams = [name for name, kind in METHODS.items() if kind is MethodKind.SERVER_STREAM]
-    assert (8, [SERVICE + "PredictStreaming"], 1) == (
-        len(METHODS),
-        streams,
-        len(file_descriptors()),
-    )
+    assert 8 == len(METHODS)
+    assert [SERVICE + "PredictStreaming"] == streams
+    assert 1 == len(file_descriptors())
 
 
 def test_float_tensors_are_views_in_both_directions() -> None:
@@ -114,12 +112,10 @@ def test_stream_has_one_message_for_each_reply() -> None:
     assert ("a", 200) == (read_message(CODEC.encode_item(call, item)).str_data, 200)
     wire = CODEC.encode_error(call, Unavailable("gone"))
     found = read_message(wire).status
-    assert (GrpcStatus.OK, 503, "gone", pb.Status.FAILURE) == (
-        wire.status,
-        found.code,
-        found.msg,
-        found.status,
-    )
+    assert GrpcStatus.OK is wire.status
+    assert 503 == found.code
+    assert "gone" == found.msg
+    assert pb.Status.FAILURE == found.status
 
 
 def test_item_of_an_upstream_is_a_reply() -> None:
@@ -196,11 +192,9 @@ def test_status_of_an_upstream_keeps_its_code_and_text() -> None:
     with pytest.raises(GatewayError) as caught:
         CODEC.decode_reply(INFER, GrpcResponse((memoryview(message.SerializeToString()),)))
     found = read_message(CODEC.encode_error(INFER, caught.value)).status
-    assert (ErrorCode.INVALID_ARGUMENT, 442, 1024) == (
-        caught.value.code,
-        found.code,
-        len(found.msg),
-    )
+    assert ErrorCode.INVALID_ARGUMENT is caught.value.code
+    assert 442 == found.code
+    assert 1024 == len(found.msg)
 
 
 @pytest.mark.parametrize(

@@ -188,10 +188,8 @@ def test_encodes_recorded_request(exchange: Exchange) -> None:
         recorded = pb.InferRequest.FromString(bytes(exchange.request.view))
         sent = pb.InferRequest.FromString(bytes(wire.view))
         found = sent.meta_data
-        assert (recorded.model_name, recorded.model_version) == (
-            sent.model_name,
-            sent.model_version,
-        )
+        assert recorded.model_name == sent.model_name
+        assert recorded.model_version == sent.model_version
         assert list(recorded.raw_input) == list(sent.raw_input)
     assert expected == found
 

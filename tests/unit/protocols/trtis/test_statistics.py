@@ -64,11 +64,9 @@ def test_counters_are_encoded_per_version() -> None:
             },
         )
     )
-    assert (5, 12, 77) == (
-        version_status.model_execution_count,
-        version_status.model_inference_count,
-        version_status.last_inference_timestamp_milliseconds,
-    )
+    assert 5 == version_status.model_execution_count
+    assert 12 == version_status.model_inference_count
+    assert 77 == version_status.last_inference_timestamp_milliseconds
     found = {
         size: (one.compute.count, one.success.count)
         for size, one in version_status.infer_stats.items()

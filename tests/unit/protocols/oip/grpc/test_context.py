@@ -7,9 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.ir.calls import (
-    ServerReadyRequest,
-)
+from gateway.ir.calls import ServerReadyRequest
 from gateway.ir.context import Context, ModelRef, Need, Origin
 from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.ir.tensor import array_tensor

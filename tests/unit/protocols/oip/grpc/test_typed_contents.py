@@ -152,8 +152,7 @@ def test_count_is_checked_before_allocation() -> None:
 
 
 @pytest.mark.parametrize(
-    "data",
-    [b"\x32\x03abc", b"\x12\x01\x80", b"\x12\x0b" + b"\x80" * 10 + b"\x01", b"\x12"],
+    "data", [b"\x32\x03abc", b"\x12\x01\x80", b"\x12\x0b" + b"\x80" * 10 + b"\x01", b"\x12"]
 )
 def test_broken_bytes(data: bytes) -> None:
     """Runs that end inside an element, and overlong varints, are rejected."""

@@ -45,12 +45,10 @@ def test_opaque_request_is_forwarded_with_the_targets_name(method: str) -> None:
     assert ModelRef("a b", "2") == call.model
     renamed = call.changed(model=ModelRef("c", "7")).with_context(metadata=())
     wire = UPSTREAM.encode_call(renamed)
-    assert (method, "/v2/models/c/versions/7/explain/more", "a=b", b"data") == (
-        wire.method,
-        wire.path,
-        wire.query,
-        bytes(wire.view),
-    )
+    assert method == wire.method
+    assert "/v2/models/c/versions/7/explain/more" == wire.path
+    assert "a=b" == wire.query
+    assert b"data" == bytes(wire.view)
     names = [name.lower() for name, _ in wire.headers]
     assert ["content-type", "inference-header-content-length"] == names
 

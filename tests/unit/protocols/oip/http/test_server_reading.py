@@ -9,11 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.ir.calls import (
-    InferRequest,
-    InferResponse,
-    StreamInferRequest,
-)
+from gateway.ir.calls import InferRequest, InferResponse, StreamInferRequest
 from gateway.ir.context import JsonParameter, ModelRef
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, MalformedMessage, Unsupported
