@@ -31,10 +31,7 @@ from gateway.wire.grpc import GrpcResponse
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 from tests.cases.trtis_golden import EXCHANGES, INDEX, METADATA, Exchange, array_of, typed
 
-OPEN: Mapping[str, Any] = {
-    "model_control": True,
-    "repository_index": True,
-}
+OPEN: Mapping[str, Any] = {"model_control": True, "repository_index": True}
 CODECS: dict[str, Any] = {
     "http": HttpCodec(DEFAULT_LIMITS, OPEN),
     "grpc": GrpcCodec(DEFAULT_LIMITS, OPEN),

@@ -155,10 +155,10 @@ OWN = ModelConfiguration(
         "max_batch_size": 4,
         "version_policy": {"specific": {"versions": [1, 3]}},
         "input": [
-            {"name": "X", "data_type": "TYPE_FP32", "dims": [4, 2], "reshape": {"shape": [8]}},
+            {"name": "X", "data_type": "TYPE_FP32", "dims": [4, 2], "reshape": {"shape": [8]}}
         ],
         "output": [
-            {"name": "Y", "data_type": "TYPE_FP32", "dims": [4], "label_filename": "labels.txt"},
+            {"name": "Y", "data_type": "TYPE_FP32", "dims": [4], "label_filename": "labels.txt"}
         ],
         "instance_group": [{"name": "g", "kind": "KIND_CPU", "count": 2, "passive": False}],
         "optimization": {"priority": "PRIORITY_MAX", "eager_batching": True},

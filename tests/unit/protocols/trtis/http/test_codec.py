@@ -58,6 +58,13 @@ def status_of(wire: HttpResponse) -> pb.RequestStatus:
     return text_format.Parse(wire.headers.get("nv-status") or "", pb.RequestStatus())
 
 
+def line_of(call: Any, reply: InferResponse) -> str:
+    """Return the header line of a response."""
+    line: str | None = CODEC.encode_reply(call, reply).headers.get("nv-inferresponse")
+    assert line is not None
+    return line
+
+
 def test_spec_exports_both_codecs() -> None:
     """SPEC creates both codecs and claims paths and methods."""
     assert SPEC.name == "trtis"
@@ -134,18 +141,21 @@ def test_inputs_of_declared_size_are_views() -> None:
     assert np.shares_memory(view, np.frombuffer(body, np.uint8))
 
 
+SIZED = "batch_size: 1 input { name: 'a' batch_byte_size: 2 }"
+SHARED = "batch_size: 1 input { name: 'a' batch_byte_size: 8 shared_memory { byte_size: 9 } }"
+SHARED_CLASSES = (
+    "batch_size: 1 output { name: 'a' cls { count: 1 } shared_memory { byte_size: 9 } }"
+)
+REST = "batch_size: 1 input { name: 'a' } input { name: 'b' batch_byte_size: 9 }"
+
+
 @pytest.mark.parametrize(
     ("header", "body", "failure", "text"),
     [
-        ("batch_size: 1 input { name: 'a' batch_byte_size: 2 }", b"1", InvalidTensor, "need 2"),
-        ("batch_size: 1 input { name: 'a' batch_byte_size: 2 }", b"123", InvalidTensor, "3 bytes"),
+        (SIZED, b"1", InvalidTensor, "need 2"),
+        (SIZED, b"123", InvalidTensor, "3 bytes"),
         ("batch_size: 1", b"1", InvalidTensor, "0 inputs need 0"),
-        (
-            "batch_size: 1 input { name: 'a' } input { name: 'b' batch_byte_size: 9 }",
-            b"1",
-            InvalidTensor,
-            "at least 9",
-        ),
+        (REST, b"1", InvalidTensor, "at least 9"),
         ("batch_size: 0", b"", InvalidRequest, "batch_size is 0"),
         ("", b"", InvalidRequest, "batch_size is 0"),
         ("batch_size: 1 input { }", b"", InvalidRequest, "has no name"),
@@ -157,6 +167,9 @@ def test_inputs_of_declared_size_are_views() -> None:
         ("batch_size: 4294967295 input { name: 'a' dims: 9 }", b"", TooLarge, "elements"),
         ("batch_size: x", b"", MalformedMessage, "not an integer"),
         (None, b"", InvalidRequest, "NV-InferRequest"),
+        # Sizes of a shared input must agree; classes cannot be in shared memory.
+        (SHARED, b"", InvalidRequest, "shared memory"),
+        (SHARED_CLASSES, b"", InvalidRequest, "shared memory"),
     ],
 )
 def test_rejects_invalid_inferences(
@@ -178,19 +191,6 @@ def test_rejected_inference_echoes_its_id() -> None:
     with pytest.raises(InvalidRequest) as caught:
         CODEC.decode_call(post("id: 77 batch_size: 0"))
     assert CODEC.encode_error(None, caught.value).headers.get("nv-inferresponse") == "id: 77"
-
-
-@pytest.mark.parametrize(
-    "header",
-    [
-        "batch_size: 1 input { name: 'a' batch_byte_size: 8 shared_memory { byte_size: 9 } }",
-        "batch_size: 1 output { name: 'a' cls { count: 1 } shared_memory { byte_size: 9 } }",
-    ],
-)
-def test_rejects_invalid_use_of_shared_memory(header: str) -> None:
-    """Sizes of a shared input must agree; classes cannot be in shared memory."""
-    with pytest.raises(InvalidRequest, match="shared memory"):
-        CODEC.decode_call(post(header))
 
 
 @pytest.mark.parametrize(
@@ -245,18 +245,18 @@ def test_versions_are_numbers() -> None:
     assert CODEC.decode_call(post(HEADER, X_RAW, "/api/infer/m/0")).model == ModelRef("m", "0")
 
 
-def test_health_is_encoded_as_the_status_code() -> None:
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [("/api/health/live", ServerLiveRequest), ("/api/health/ready", ServerReadyRequest)],
+)
+def test_health_is_encoded_as_the_status_code(path: str, kind: type) -> None:
     """Health responses have no body; not ready is 400 with SUCCESS."""
-    for call, path in (
-        (ServerLiveRequest(), "/api/health/live"),
-        (ServerReadyRequest(), "/api/health/ready"),
-    ):
-        found = CODEC.decode_call(get(path))
-        assert type(call) is type(found)
-        for healthy, code in ((True, 200), (False, 400)):
-            written = CODEC.encode_reply(found, healthy)
-            assert (written.status, written.body) == (code, ())
-            assert status_of(written).code == pb.SUCCESS
+    found = CODEC.decode_call(get(path))
+    assert kind is type(found)
+    for healthy, code in ((True, 200), (False, 400)):
+        written = CODEC.encode_reply(found, healthy)
+        assert (written.status, written.body) == (code, ())
+        assert status_of(written).code == pb.SUCCESS
 
 
 def test_profile_does_nothing() -> None:
@@ -269,22 +269,20 @@ def test_profile_does_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wire", "failure", "code"),
+    "wire",
     [
-        (post(None, target="/api/modelcontrol/load/m"), Forbidden, pb.UNAVAILABLE),
-        (post(None, target="/api/modelcontrol/unload/m"), Forbidden, pb.UNAVAILABLE),
-        (get("/api/repository/index"), Forbidden, pb.UNAVAILABLE),
+        post(None, target="/api/modelcontrol/load/m"),
+        post(None, target="/api/modelcontrol/unload/m"),
+        get("/api/repository/index"),
     ],
 )
-def test_control_and_index_are_disabled_by_default(
-    wire: HttpRequest, failure: type[GatewayError], code: int
-) -> None:
+def test_control_and_index_are_disabled_by_default(wire: HttpRequest) -> None:
     """They are rejected unless the listener allows them."""
-    with pytest.raises(failure, match="not enabled") as caught:
+    with pytest.raises(Forbidden, match="not enabled") as caught:
         CODEC.decode_call(wire)
     written = CODEC.encode_error(None, caught.value)
     assert (written.status, written.body) == (400, ())
-    assert status_of(written).code == code
+    assert status_of(written).code == pb.UNAVAILABLE
     assert WIDE.decode_call(wire).context.protocol == "trtis.http"
 
 
@@ -336,19 +334,15 @@ def test_outputs_are_returned_only_if_requested() -> None:
 
 def test_classes_are_written_from_their_elements() -> None:
     """Elements value:index:label become batch_classes, as many for each item."""
-    call = CODEC.decode_call(
-        post('batch_size: 2 output { name: "y" cls { count: 2 } }', target="/api/infer/m")
-    )
-    items = [b"9.5:3:c:at", b"1:0", b"inf:2:", b"nan:1:dog"]
-    reply = REPLY.changed(outputs=(items_tensor("y", (4,), items),))
-    line = CODEC.encode_reply(call, reply).headers.get("nv-inferresponse") or ""
+    call = CODEC.decode_call(post(CLASSES))
+    reply = REPLY.changed(**classes(b"9.5:3:c:at", b"1:0", b"inf:2:", b"nan:1:dog"))
+    line = line_of(call, reply)
     found = text_format.Parse(line, pb.InferResponseHeader()).output[0]
     assert not found.HasField("raw")
     labels = [[(one.idx, one.label) for one in classes.cls] for classes in found.batch_classes]
     assert labels == [[(3, "c:at"), (0, "")], [(2, ""), (1, "dog")]]
     assert found.batch_classes[0].cls[0].value == 9.5
-    empty = CODEC.encode_reply(call, REPLY.changed(outputs=(items_tensor("y", (0,), []),)))
-    assert (empty.headers.get("nv-inferresponse") or "").count("batch_classes") == 2
+    assert line_of(call, REPLY.changed(**classes())).count("batch_classes") == 2
 
 
 @pytest.mark.parametrize(("size", "fits"), [(1024, True), (1025, False)])
@@ -373,48 +367,46 @@ def test_billions_of_items_without_classes_are_rejected() -> None:
         CODEC.encode_reply(call, reply)
 
 
+CLASSES = 'batch_size: 2 output { name: "y" cls { count: 2 } }'
+BF16 = raw("y", Datatype.BF16, (2,), bytes(8))
+SHAPELESS = Tensor("y", None, None, RawData(memoryview(b"1")))
+
+
+def classes(*items: bytes) -> dict[str, Any]:
+    return {"outputs": (items_tensor("y", (len(items),), list(items)),)}
+
+
 @pytest.mark.parametrize(
-    ("outputs", "text"),
+    ("header", "changes", "failure", "text"),
     [
-        ((), "lacks the requested output 'y'"),
-        ((items_tensor("y", (3,), [b"1:1"] * 3),), "3 classes"),
-        ((items_tensor("y", (2,), [b"1:1", b"x"]),), "value:index:label"),
-        ((items_tensor("y", (2,), [b"1:1", b"x:1"]),), "value:index:label"),
-        ((items_tensor("y", (2,), [b"1:1", b"1:9999999999"]),), "value:index:label"),
-        ((items_tensor("y", (2,), [b"1:1", b"1:1:\xff"]),), "value:index:label"),
+        (CLASSES, {"outputs": ()}, UpstreamProtocolError, "lacks the requested output 'y'"),
+        (CLASSES, classes(b"1:1", b"1:1", b"1:1"), UpstreamProtocolError, "3 classes"),
+        (CLASSES, classes(b"1:1", b"x"), UpstreamProtocolError, "value:index:label"),
+        (CLASSES, classes(b"1:1", b"x:1"), UpstreamProtocolError, "value:index:label"),
+        (CLASSES, classes(b"1:1", b"1:9999999999"), UpstreamProtocolError, "value:index:label"),
+        (CLASSES, classes(b"1:1", b"1:1:\xff"), UpstreamProtocolError, "value:index:label"),
+        (HEADER, {"batch_size": 3}, UpstreamProtocolError, "batch size 3: the request has 2"),
+        (HEADER, {"outputs": (BF16,)}, Unsupported, "BF16, which TensorRT v1 cannot represent"),
+        (HEADER, {"outputs": (SHAPELESS,)}, Unsupported, "'y' has no shape"),
     ],
 )
-def test_rejects_replies_without_the_classes(outputs: Any, text: str) -> None:
+def test_rejects_replies_that_do_not_match_the_request(
+    header: str, changes: dict[str, Any], failure: type[GatewayError], text: str
+) -> None:
     """A reply that does not match the request is an error of the target."""
-    call = CODEC.decode_call(post('batch_size: 2 output { name: "y" cls { count: 2 } }'))
-    with pytest.raises(UpstreamProtocolError, match=text):
-        CODEC.encode_reply(call, REPLY.changed(outputs=outputs))
-
-
-def test_rejects_a_reply_with_another_batch_size() -> None:
-    """The batch size of a reply is the request's."""
-    call = CODEC.decode_call(post(HEADER, X_RAW))
-    with pytest.raises(UpstreamProtocolError, match="batch size 3: the request has 2"):
-        CODEC.encode_reply(call, REPLY.changed(batch_size=3))
-
-
-def test_rejects_outputs_without_a_v1_datatype() -> None:
-    """BF16 is rejected by name."""
-    call = CODEC.decode_call(post(HEADER, X_RAW))
-    output = raw("y", Datatype.BF16, (2,), bytes(8))
-    with pytest.raises(Unsupported, match="BF16, which TensorRT v1 cannot represent"):
-        CODEC.encode_reply(call, REPLY.changed(outputs=(output,)))
+    call = CODEC.decode_call(post(header, X_RAW if header == HEADER else b""))
+    with pytest.raises(failure, match=text):
+        CODEC.encode_reply(call, REPLY.changed(**changes))
 
 
 def test_bytes_outputs_are_sent_in_wire_form() -> None:
     """A BYTES output is its elements with their lengths, without a datatype in the header."""
     call = CODEC.decode_call(post(HEADER, X_RAW))
-    output = items_tensor("y", (2,), [b"ab", b""])
-    written = CODEC.encode_reply(call, REPLY.changed(outputs=(output,)))
-    line = written.headers.get("nv-inferresponse") or ""
+    reply = REPLY.changed(**classes(b"ab", b""))
     expected = pb.InferResponseHeader.Output(name="y", raw={"dims": [2], "batch_byte_size": 10})
-    assert [expected] == list(text_format.Parse(line, pb.InferResponseHeader()).output)
-    assert b"\x02\0\0\0ab\0\0\0\0" == bytes(written.body[0])
+    found = text_format.Parse(line_of(call, reply), pb.InferResponseHeader())
+    assert [expected] == list(found.output)
+    assert b"\x02\0\0\0ab\0\0\0\0" == bytes(CODEC.encode_reply(call, reply).body[0])
 
 
 def test_output_in_shared_memory_has_no_bytes_in_the_body() -> None:
@@ -434,16 +426,15 @@ def test_output_in_shared_memory_has_no_bytes_in_the_body() -> None:
 def test_versions_become_numbers(version: str, number: int) -> None:
     """A version that v1 has no number for is encoded as 1."""
     call = CODEC.decode_call(post(HEADER, X_RAW))
-    line = CODEC.encode_reply(call, REPLY.changed(model=ModelRef("m", version))).headers
-    assert f"model_version: {number} " in (line.get("nv-inferresponse") or "")
+    line = line_of(call, REPLY.changed(model=ModelRef("m", version)))
+    assert f"model_version: {number} " in line
 
 
 def test_scalar_outputs_have_one_dim() -> None:
     """An item without dimensions has dims [1], since clients read no dims as no data."""
     call = CODEC.decode_call(post(HEADER, X_RAW))
     reply = REPLY.changed(outputs=(raw("y", Datatype.UINT8, (), b"ab"),))
-    line = CODEC.encode_reply(call, reply).headers.get("nv-inferresponse") or ""
-    assert "dims: 1 batch_byte_size: 2" in line
+    assert "dims: 1 batch_byte_size: 2" in line_of(call, reply)
 
 
 INFER = InferRequest(model=M, id="5")
@@ -565,11 +556,3 @@ def test_query_with_too_many_parameters_is_ignored() -> None:
     assert isinstance(call, ServerStatusRequest)
     assert call.context.origin is not None
     assert call.context.origin.form.format == "text"
-
-
-def test_reply_without_a_shape_is_unsupported() -> None:
-    """Without a shape in reply or metadata, dims cannot be encoded."""
-    call = CODEC.decode_call(post(HEADER, X_RAW))
-    shapeless = Tensor("y", None, None, RawData(memoryview(b"1")))
-    with pytest.raises(Unsupported, match="'y' has no shape"):
-        CODEC.encode_reply(call, REPLY.changed(outputs=(shapeless,)))
