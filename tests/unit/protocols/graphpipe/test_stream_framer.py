@@ -43,8 +43,7 @@ def test_wanted_is_the_size_of_a_frame_begun_in_the_same_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("bad", "kind"),
-    [(b"GET / HTTP/1.1", MalformedMessage), (struct.pack("<I", 1001), TooLarge)],
+    ("bad", "kind"), [(b"GET / HTTP/1.1", MalformedMessage), (struct.pack("<I", 1001), TooLarge)]
 )
 def test_fault_after_a_frame_is_set_at_once(bad: bytes, kind: type[Exception]) -> None:
     """The frame is returned and the fault is set; later bytes raise the fault."""
