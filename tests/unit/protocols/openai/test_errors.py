@@ -16,8 +16,6 @@ from gateway.ir.errors import (
 )
 from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.protocols.openai.errors import STATUS, error_response
-from gateway.protocols.openai.http.codec import HttpCodec
-from gateway.wire.http import Headers, HttpRequest
 
 FINAL = "x-should-retry"
 
@@ -59,14 +57,3 @@ def test_exact_kinds_have_rows_of_their_own() -> None:
     error.retry_after_s = 7.2
     response = error_response(error, DEFAULT_LIMITS, names_message=False)
     assert "8" == response.headers.get("retry-after")
-
-
-@pytest.mark.parametrize("path", ["/v1/embeddings", "/v2/rerank", "/v1/completions"])
-def test_other_methods_name_those_that_are_allowed(path: str) -> None:
-    """405 has `Allow`, and rerank paths have the text where Cohere's clients look."""
-    codec = HttpCodec()
-    with pytest.raises(Exception, match="is not allowed") as raised:
-        codec.decode_call(HttpRequest("GET", path, "", Headers()))
-    response = codec.encode_error(None, raised.value)  # type: ignore[arg-type]  # the codec's own
-    assert (405, "POST") == (response.status, response.headers.get("allow"))
-    assert ("message" in json.loads(bytes(response.view))) is ("rerank" in path)

@@ -261,10 +261,7 @@ def test_a_stream_has_any_line_ends_and_may_end_within_its_last_event(
 
 @pytest.mark.parametrize(
     "last",
-    [
-        LAST,
-        b'{"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":2,"total_tokens":3}}',
-    ],
+    [LAST, b'{"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":2,"total_tokens":3}}'],
 )
 def test_a_reason_or_the_usage_may_end_a_stream_without_done(last: bytes) -> None:
     """Every client takes a reason, or the usage, for the end where `[DONE]` is missing."""

@@ -23,7 +23,7 @@ from gateway.ir.errors import (
     Unsupported,
 )
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
-from gateway.ir.tensor import array_tensor, as_numpy, items_tensor
+from gateway.ir.tensor import array_tensor, items_tensor
 from gateway.protocols.grps import SPEC
 from gateway.protocols.grps.brpc.codec import BrpcCodec, trace_headers
 from gateway.protocols.grps.brpc.compression import (
@@ -78,12 +78,8 @@ def test_correlation_id_is_written_and_read(number: int) -> None:
 def test_correlation_id_is_written_into_any_payload_parts() -> None:
     """The frame does not depend on the parts of its payload."""
     wire = CODEC.encode_call(CALL)
-    payload_bytes = b"".join(wire.payload)
-    shapes = [
-        wire.payload,
-        (payload_bytes,),
-        (payload_bytes[:5], payload_bytes[5:30], payload_bytes[30:]),
-    ]
+    whole = b"".join(wire.payload)
+    shapes = [wire.payload, (whole,), (whole[:5], whole[5:30], whole[30:])]
     assert 1 == len({sent(Frame(payload)) for payload in shapes})
 
 
@@ -215,19 +211,6 @@ def test_a_compressed_failure_is_rewritten(number: int) -> None:
     assert "refused" == read_message(rest, DEFAULT_LIMITS).status.msg  # type: ignore[union-attr]  # it has one
 
 
-def test_float_tensors_are_views_of_the_frame() -> None:
-    """Neither side copies the data of FP32 when nothing is compressed."""
-    wire = CODEC.encode_call(CALL)
-    out = [part for part in wire.payload if isinstance(part, memoryview)]
-    assert np.shares_memory(np.frombuffer(out[0], np.uint8), as_numpy(FP32))
-    [frame] = received(sent(wire))
-    call = CODEC.decode_call(frame)
-    assert isinstance(call, InferRequest)
-    assert np.shares_memory(
-        as_numpy(call.inputs[0]), np.frombuffer(memoryview(frame.payload[0]), np.uint8)
-    )
-
-
 @pytest.mark.parametrize("number", [SNAPPY, GZIP, ZLIB])
 @pytest.mark.parametrize("data", [b"", b"a", bytes(range(256)) * 50])
 def test_compressed_data_is_decompressed(number: int, data: bytes) -> None:
@@ -304,24 +287,21 @@ def test_decompressed_size_of_rejected_data_is_zero(number: int, data: bytes) ->
     assert 0 == unpacked_bytes(number, memoryview(data), 1 << 20)
 
 
-def test_failure_is_in_the_message_and_overload_is_not() -> None:
-    """An error of the model has error_code 0; overload is ELIMIT without a message."""
-    call = ServerLiveRequest()
-    failed = split_frame(memoryview(b"".join(CODEC.encode_error(call, InvalidTensor("x")).payload)))
-    limited = split_frame(memoryview(b"".join(CODEC.encode_error(call, Overloaded("x")).payload)))
-    assert [(0, True), (2004, False)] == [
-        (meta.response.error_code, bool(rest)) for meta, rest in (failed, limited)
-    ]
-
-
-def test_shutdown_has_an_error_code() -> None:
-    """Without a call it is ELOGOFF without a message; within a call it is a Status."""
-    error = Unavailable("the gateway is shutting down")
-    responses = [CODEC.encode_error(call, error) for call in (None, ServerLiveRequest())]
-    frames = [split_frame(memoryview(b"".join(response.payload))) for response in responses]
-    assert [(2003, False), (0, True)] == [
-        (meta.response.error_code, bool(rest)) for meta, rest in frames
-    ]
+@pytest.mark.parametrize(
+    ("call", "error", "code"),
+    [
+        (ServerLiveRequest(), InvalidTensor("x"), 0),
+        (ServerLiveRequest(), Overloaded("x"), 2004),
+        (ServerLiveRequest(), Unavailable("the gateway is shutting down"), 0),
+        (None, Unavailable("the gateway is shutting down"), 2003),
+    ],
+)
+def test_failure_is_in_the_message_unless_it_has_a_code(
+    call: Any, error: GatewayError, code: int
+) -> None:
+    """Overload is ELIMIT, and shutdown without a call ELOGOFF, without a message."""
+    meta, rest = split_frame(CODEC.encode_error(call, error).view)
+    assert (code, code == 0) == (meta.response.error_code, bool(rest))
 
 
 def test_responses_keep_the_correlation_id() -> None:
@@ -342,20 +322,21 @@ def test_request_id_is_forwarded() -> None:
     assert ["r-1", ""] == [call.context.request_id for call in calls]
 
 
+TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+
+
 @pytest.mark.parametrize(
-    ("metadata", "expected"),
+    ("traceparent", "expected"),
     [
-        (
-            (("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"),),
-            (("traceparent", "00-00000000000000008448eb211c80319c-b7ad6b7169203331-01"),),
-        ),
-        ((("traceparent", f"00-{'a' * 32}-{'b' * 16}-00"),), ()),
-        ((("traceparent", "00-1"), ("other", "x")), ()),
+        (f"00-{TRACE}-{SPAN}-01", (("traceparent", f"00-{TRACE[16:]:0>32}-{SPAN}-01"),)),
+        (f"00-{'a' * 32}-{'b' * 16}-00", ()),
+        ("00-1", ()),
     ],
     ids=["sampled", "not_sampled", "invalid"],
 )
-def test_lower_half_of_the_trace_id_is_forwarded(metadata: Metadata, expected: Metadata) -> None:
+def test_lower_half_of_the_trace_id_is_forwarded(traceparent: str, expected: Metadata) -> None:
     """The ids have 64 bits; only those of sampled traces are sent."""
+    metadata = (("traceparent", traceparent), ("other", "x"))
     wire = CODEC.encode_call(CALL.with_context(metadata=metadata))
     assert expected == CODEC.decode_call(wire).context.metadata
 
@@ -371,14 +352,13 @@ def test_a_trace_without_a_span_has_no_header() -> None:
 def test_streams_are_unsupported() -> None:
     """The error is raised before a frame is sent."""
     stream = StreamInferRequest(model=ModelRef("m"), request=CALL)
-    reply = InferResponse(model=ModelRef("m"), outputs=())
-    for refused in (
-        lambda: CODEC.encode_call(stream),
-        lambda: CODEC.encode_item(stream, reply),
-        lambda: CODEC.decode_item(stream, Frame(())),
+    for function, *arguments in (
+        (CODEC.encode_call, stream),
+        (CODEC.encode_item, stream, InferResponse(model=ModelRef("m"), outputs=())),
+        (CODEC.decode_item, stream, Frame(())),
     ):
         with pytest.raises(Unsupported, match=r"stream infer is not supported over grps\.brpc"):
-            refused()
+            function(*arguments)
 
 
 def test_frame_without_protobuf_is_unreadable() -> None:
@@ -390,17 +370,13 @@ def test_frame_without_protobuf_is_unreadable() -> None:
         CODEC.decode_call(Frame((b"".join(wire.payload),)))
 
 
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [(b"\xff", MalformedMessage), (b"", MalformedMessage)],
-    ids=["no message", "no data"],
-)
-def test_unusable_response_is_malformed(error: bytes, expected: type[GatewayError]) -> None:
+@pytest.mark.parametrize("message", [b"\xff", b""], ids=["no message", "no data"])
+def test_unusable_response_is_malformed(message: bytes) -> None:
     """An invalid response is an error of the upstream, not of the call."""
     meta = RpcMeta(compress_type=0)
     meta.response.error_code = 0
-    wire = Frame((b"".join(frame_bytes(meta.SerializeToString(), [error])),))
-    with pytest.raises(expected):
+    wire = Frame((b"".join(frame_bytes(meta.SerializeToString(), [message])),))
+    with pytest.raises(MalformedMessage):
         CODEC.decode_reply(CALL, wire)
 
 

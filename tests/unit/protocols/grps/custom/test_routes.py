@@ -279,6 +279,10 @@ NUMBERS = HttpCodec(
 )
 
 
+THREE = items_tensor("x", (3,), [b"a"] * 3)
+NO_NUMBERS = raw_tensor("x", Datatype.INT8, ((1 << 32) - 1, 0), memoryview(b""))
+
+
 def number(path: str, document: object, query: str = "") -> Any:
     """Return the input of a document or a query."""
     body = memoryview(orjson.dumps(document))
@@ -358,20 +362,27 @@ def test_an_output_of_text_is_nested_as_its_shape(shape: tuple[int, ...], expect
         assert json.dumps(expected) == json.dumps(found).replace("0", '"a"')
 
 
-def test_text_output_that_does_not_match_its_shape_fails() -> None:
-    """An upstream of another protocol may send it."""
+@pytest.mark.parametrize(
+    ("fields", "kind", "text"),
+    [
+        # An upstream of another protocol may send it.
+        (
+            {"outputs": (Tensor("x", Datatype.BYTES, (2, 2), THREE.data),)},
+            Unconvertible,
+            r"'x' has 3 elements, and shape \[2, 2\]",
+        ),
+        # A template writes a list for each row, and not a single number.
+        ({"outputs": (NO_NUMBERS,)}, Unconvertible, "at most 1000000 are allowed"),
+        ({"outputs": (), "parameters": {"x": 1 << 70}}, Unsupported, "cannot be written as JSON"),
+    ],
+)
+def test_outputs_without_a_json_form_fail(
+    fields: dict[str, Any], kind: type[Exception], text: str
+) -> None:
+    """The error is one of the upstream, or names what JSON lacks."""
     call = NUMBERS.decode_call(HttpRequest("GET", "/BOOL", "x=true", Headers(()), ()))
-    output = Tensor("x", Datatype.BYTES, (2, 2), items_tensor("x", (3,), [b"a"] * 3).data)
-    with pytest.raises(Unconvertible, match=r"'x' has 3 elements, and shape \[2, 2\]"):
-        NUMBERS.encode_reply(call, InferResponse(model=ModelRef("m"), outputs=(output,)))
-
-
-def test_an_output_of_billions_of_empty_lists_is_rejected() -> None:
-    """A template writes a list for each row, and not a single number."""
-    call = NUMBERS.decode_call(HttpRequest("GET", "/BOOL", "x=true", Headers(()), ()))
-    output = raw_tensor("x", Datatype.INT8, ((1 << 32) - 1, 0), memoryview(b""))
-    with pytest.raises(Unconvertible, match="at most 1000000 are allowed"):
-        NUMBERS.encode_reply(call, InferResponse(model=ModelRef("m"), outputs=(output,)))
+    with pytest.raises(kind, match=text):
+        NUMBERS.encode_reply(call, InferResponse(model=ModelRef("m"), **fields))
 
 
 def test_error_within_a_stream_is_an_event() -> None:
@@ -382,14 +393,6 @@ def test_error_within_a_stream_is_an_event() -> None:
     )
     part = CODEC.encode_item(call, failed)
     assert b'data: {"error":{"message":"boom","code":500}}\n\n' == bytes(part.view)
-
-
-def test_integer_over_64_bits_in_a_template_is_unsupported() -> None:
-    """JSON is written with integers up to 64 bits."""
-    reply = InferResponse(model=ModelRef("m"), outputs=(), parameters={"x": 1 << 70})
-    call = NUMBERS.decode_call(HttpRequest("GET", "/BOOL", "x=true", Headers(()), ()))
-    with pytest.raises(Unsupported, match="cannot be written as JSON"):
-        NUMBERS.encode_reply(call, reply)
 
 
 def test_invalid_form_is_rejected() -> None:
