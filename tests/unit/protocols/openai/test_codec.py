@@ -166,8 +166,12 @@ def test_inputs_are_texts_or_rows_of_ids() -> None:
         assert [ids, counts] == found
 
 
-RERANKED = {"query": "q", "documents": ["a"]}
-VALID = {EMBEDDINGS: {"input": "a"}, RERANK: RERANKED, COMPLETIONS: {"prompt": "a"}}
+RERANKED: dict[str, Any] = {"query": "q", "documents": ["a"]}
+VALID: dict[str, dict[str, Any]] = {
+    EMBEDDINGS: {"input": "a"},
+    RERANK: RERANKED,
+    COMPLETIONS: {"prompt": "a"},
+}
 EMPTY = ["", [], [""], ["a", ""], [[]], [[1], []]]
 MIXED = [["a", 1], [1, "a"], ["a", ["b"]], [[1], "a"], [None], [{"text": "a"}]]
 NO_IDS = [[True], [[True]], [1.0], [[1, 2.5]], {"a": 1}, 7, True, [10**30]]

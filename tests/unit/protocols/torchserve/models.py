@@ -68,11 +68,7 @@ def declared(*found: tuple[str, Datatype, tuple[int, ...]]) -> tuple[TensorMetad
 
 Signature = tuple[Any, tuple[TensorMetadata, ...], tuple[TensorMetadata, ...]]
 MODELS: dict[str, Signature] = {
-    "digits": (
-        digits,
-        declared(("input", D.FP32, (-1, -1))),
-        declared(("output", D.FP32, (-1,))),
-    ),
+    "digits": (digits, declared(("input", D.FP32, (-1, -1))), declared(("output", D.FP32, (-1,)))),
     "add_sub": (
         add_sub,
         declared(("INPUT0", D.INT32, (-1, -1)), ("INPUT1", D.INT32, (-1, -1))),
