@@ -110,24 +110,25 @@ def test_stream_uses_the_templates_of_the_route() -> None:
     assert isinstance(call, StreamInferRequest)
     first = CODEC.encode_item(call, REPLY.changed(is_final=False))
     last = CODEC.encode_end(call, REPLY)
-    event = 'data: {"choices":[{"delta":{"content":"höi"}}]}\n\n'
     assert last is not None
     assert "text/event-stream" == first.headers.get("content-type")
-    assert event == bytes(first.view).decode()
-    assert "data: [DONE]\n\n" == bytes(last.view).decode()
+    assert 'data: {"choices":[{"delta":{"content":"höi"}}]}\n\n' == bytes(first.view).decode()
+    assert b"data: [DONE]\n\n" == bytes(last.view)
 
 
 def test_stream_error_is_an_event_or_a_separate_response() -> None:
-    """An error is an event once the stream has begun, and a response before."""
+    """An error is an event once the stream has begun, also as an item, and a response before."""
     call = decode_call({**BODY, "stream": True})
     assert isinstance(call, StreamInferRequest)
-    document = '{"error":{"message":"boom","code":500}}'
-    late = CODEC.encode_late_error(call, UpstreamError("boom"))
-    assert f"data: {document}\n\n" == bytes(late.view).decode()
-    early = CODEC.encode_error(call, UpstreamError("boom"))
-    assert 500 == early.status
+    document, error = b'{"error":{"message":"boom","code":500}}', UpstreamError("boom")
+    event = b"data: %b\n\n" % document
+    assert event == bytes(CODEC.encode_late_error(call, error).view)
+    # A stream of Triton may continue after it.
+    failed = InferResponse(model=ModelRef("m"), outputs=(), is_final=False, error=error)
+    assert event == bytes(CODEC.encode_item(call, failed).view)
+    early = CODEC.encode_error(call, error)
+    assert (500, document) == (early.status, bytes(early.view))
     assert "application/json" == early.headers.get("content-type")
-    assert document == bytes(early.view).decode()
 
 
 def test_error_of_an_invalid_body_fills_the_template() -> None:
@@ -198,21 +199,18 @@ def test_inputs_of_every_datatype_are_decoded(
     datatype: str, value: list[Any], expected: list[Any]
 ) -> None:
     """This includes datatypes that grps lacks; the nesting is the default shape."""
-    route = {
-        "path": "/x",
-        "model": "m",
-        "inputs": [{"name": "a", "place": "a", "datatype": datatype}],
-        "answer": "${a}",
-    }
+    place = {"name": "a", "place": "a", "datatype": datatype}
+    route = {"path": "/x", "model": "m", "inputs": [place], "answer": "${a}"}
     codec = HttpCodec(DEFAULT_LIMITS, {"customized": [route]})
     wire = HttpRequest("POST", "/x", body=(memoryview(orjson.dumps({"a": value})),))
-    call = codec.decode_call(wire)
-    assert isinstance(call, InferRequest)
+    call: Any = codec.decode_call(wire)
     [tensor] = call.inputs
-    found = as_numpy(tensor).tolist()
-    assert Datatype(datatype) == tensor.datatype
-    assert (len(value),) == tensor.shape
-    assert [str(one) for one in expected] == [str(one) for one in found]
+    assert (Datatype(datatype), (len(value),)) == (tensor.datatype, tensor.shape)
+    assert [str(one) for one in expected] == [str(one) for one in as_numpy(tensor).tolist()]
+
+
+def with_input(**fields: Any) -> dict[str, Any]:
+    return {"path": "/x", "answer": 1, "inputs": [{"name": "a", "place": "a", **fields}]}
 
 
 @pytest.mark.parametrize(
@@ -221,17 +219,11 @@ def test_inputs_of_every_datatype_are_decoded(
         ({"path": "v1"}, "expected a plain path"),
         ({"path": "/grps/v1/x"}, "outside /grps/"),
         ({"path": "/x", "nope": 1}, "no option 'nope'"),
-        ({"path": "/x", "inputs": [{"name": "a", "place": "a"}]}, "expected a template"),
-        ({"path": "/x", "answer": 1, "inputs": [{"name": "a", "place": "a..b"}]}, "is not a path"),
-        ({"path": "/x", "answer": 1, "inputs": [{"name": "a"}]}, "place is None: expected text"),
-        (
-            {"path": "/x", "answer": 1, "inputs": [{"name": "a", "place": "a", "datatype": "Q"}]},
-            "datatype is 'Q': expected one of BOOL",
-        ),
-        (
-            {"path": "/x", "answer": 1, "inputs": [{"name": "a", "place": "a", "shape": [-1, -1]}]},
-            "at most one",
-        ),
+        ({**with_input(), "answer": None}, "expected a template"),
+        (with_input(place="a..b"), "is not a path"),
+        (with_input(place=None), "place is None: expected text"),
+        (with_input(datatype="Q"), "datatype is 'Q': expected one of BOOL"),
+        (with_input(shape=[-1, -1]), "at most one"),
         ({"path": "/x", "body": "xml"}, "expected one of json, form, query"),
         ({"path": "/x", "stream": {"mode": "tea"}}, "expected one of query_param"),
         ({"path": "/x", "parameters": {"a": 1}}, "parameters.a is 1: expected text"),
@@ -385,21 +377,14 @@ def test_outputs_without_a_json_form_fail(
         NUMBERS.encode_reply(call, InferResponse(model=ModelRef("m"), **fields))
 
 
-def test_error_within_a_stream_is_an_event() -> None:
-    """A stream of Triton may continue after it."""
-    call = decode_call({**BODY, "stream": True})
-    failed = InferResponse(
-        model=ModelRef("m"), outputs=(), is_final=False, error=UpstreamError("boom")
-    )
-    part = CODEC.encode_item(call, failed)
-    assert b'data: {"error":{"message":"boom","code":500}}\n\n' == bytes(part.view)
-
-
-def test_invalid_form_is_rejected() -> None:
-    """A form needs percent-encoded ASCII and its content type."""
-    for body, kind, text in (
+@pytest.mark.parametrize(
+    ("body", "kind", "text"),
+    [
         (b"x=\xff", "application/x-www-form-urlencoded", "not percent-encoded ASCII"),
         (b"x=1", "text/plain", "expected application/x-www-form-urlencoded"),
-    ):
-        with pytest.raises(InvalidRequest, match=text):
-            decode_call(body, "/v1/score", kind)
+    ],
+)
+def test_invalid_form_is_rejected(body: bytes, kind: str, text: str) -> None:
+    """A form needs percent-encoded ASCII and its content type."""
+    with pytest.raises(InvalidRequest, match=text):
+        decode_call(body, "/v1/score", kind)
