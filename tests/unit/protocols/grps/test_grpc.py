@@ -79,11 +79,17 @@ def test_decoded_request_is_encoded_the_same(case: CallCase) -> None:
 
 
 def test_service_has_eight_methods_and_one_stream() -> None:
-    """Server and reflection use the schema."""
+    """Server and reflection use the schema; the methods of brpc are others."""
     streams = [name for name, kind in METHODS.items() if kind is MethodKind.SERVER_STREAM]
-    assert 8 == len(METHODS)
-    assert [SERVICE + "PredictStreaming"] == streams
+    assert (8, [SERVICE + "PredictStreaming"]) == (len(METHODS), streams)
     assert 1 == len(file_descriptors())
+    assert set() == set(BRPC_METHODS) & set(METHODS)
+
+
+def test_methods_of_the_brpc_service_are_decoded() -> None:
+    """The listener decides which methods it serves."""
+    call = CODEC.decode_call(GrpcRequest("/grps.protos.v1.GrpsBrpcService/CheckLiveness"))
+    assert isinstance(call, ServerLiveRequest)
 
 
 def test_stream_has_one_message_for_each_reply() -> None:
@@ -93,11 +99,9 @@ def test_stream_has_one_message_for_each_reply() -> None:
     item = InferResponse(model=ModelRef("m"), outputs=(items_tensor("t", (1,), [b"a"]),))
     assert ("a", 200) == (read_message(CODEC.encode_item(call, item)).str_data, 200)
     wire = CODEC.encode_error(call, Unavailable("gone"))
-    found = read_message(wire).status
     assert GrpcStatus.OK is wire.status
-    assert 503 == found.code
-    assert "gone" == found.msg
-    assert pb.Status.FAILURE == found.status
+    expected = pb.Status(code=503, msg="gone", status=pb.Status.FAILURE)
+    assert expected == read_message(wire).status
 
 
 def test_item_of_an_upstream_is_a_reply() -> None:
@@ -144,13 +148,6 @@ def test_unknown_method_raises_no_method(method: str) -> None:
         CODEC.decode_call(GrpcRequest(method))
 
 
-def test_methods_of_the_brpc_service_are_decoded() -> None:
-    """The listener decides which methods it serves."""
-    call = CODEC.decode_call(GrpcRequest("/grps.protos.v1.GrpsBrpcService/CheckLiveness"))
-    assert isinstance(call, ServerLiveRequest)
-    assert set() == set(BRPC_METHODS) & set(METHODS)
-
-
 @pytest.mark.parametrize(
     ("status", "code"),
     [
@@ -173,10 +170,9 @@ def test_status_of_an_upstream_keeps_its_code_and_text() -> None:
     message = pb.GrpsMessage(status=pb.Status(code=442, msg="t" * 5000, status=pb.Status.FAILURE))
     with pytest.raises(GatewayError) as caught:
         CODEC.decode_reply(INFER, GrpcResponse((memoryview(message.SerializeToString()),)))
-    found = read_message(CODEC.encode_error(INFER, caught.value)).status
     assert ErrorCode.INVALID_ARGUMENT is caught.value.code
-    assert 442 == found.code
-    assert 1024 == len(found.msg)
+    found = read_message(CODEC.encode_error(INFER, caught.value)).status
+    assert (442, 1024) == (found.code, len(found.msg))
 
 
 @pytest.mark.parametrize(
@@ -193,16 +189,18 @@ def test_unusable_response_is_rejected(message: pb.GrpsMessage) -> None:
         CODEC.decode_reply(INFER, GrpcResponse((memoryview(message.SerializeToString()),)))
 
 
-def test_call_that_grps_cannot_represent_is_unsupported() -> None:
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"sequence": CallSequence(1)},
+        {"inputs": (array_tensor("x", np.empty((0, 1 << 33))),)},
+        {"inputs": (items_tensor("x", (2,), [b"", b"\xff"]),)},
+    ],
+)
+def test_call_that_grps_cannot_represent_is_unsupported(fields: dict[str, Any]) -> None:
     """Sequences, dimensions over 32 bits and bytes that are not UTF-8 have no wire form."""
-    calls = [
-        InferRequest(model=ModelRef("m"), sequence=CallSequence(1)),
-        InferRequest(model=ModelRef("m"), inputs=(array_tensor("x", np.empty((0, 1 << 33))),)),
-        InferRequest(model=ModelRef("m"), inputs=(items_tensor("x", (2,), [b"", b"\xff"]),)),
-    ]
-    for call in calls:
-        with pytest.raises(Unsupported):
-            CODEC.encode_call(call)
+    with pytest.raises(Unsupported):
+        CODEC.encode_call(InferRequest(model=ModelRef("m"), **fields))
 
 
 def test_metadata_and_request_id_are_forwarded() -> None:
@@ -217,40 +215,32 @@ def test_metadata_and_request_id_are_forwarded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tensor", "limit"),
+    ("fields", "limit"),
     [
-        (pb.GenericTensor(dtype=pb.DT_INT8, shape=[1] * 40), "rank"),
-        (pb.GenericTensor(dtype=pb.DT_INT8, shape=[2**31, 2**31]), "elements"),
-        (
-            pb.GenericTensor(dtype=pb.DT_STRING, shape=[1], flat_string=["x" * 99]),
-            "bytes_element_size",
-        ),
-        (pb.GenericTensor(dtype=pb.DT_INT8, name="n" * 99), "name_bytes"),
+        ({"shape": [1] * 40}, "rank"),
+        ({"shape": [2**31, 2**31]}, "elements"),
+        ({"dtype": pb.DT_STRING, "shape": [1], "flat_string": ["x" * 99]}, "bytes_element_size"),
+        ({"name": "n" * 99}, "name_bytes"),
     ],
 )
-def test_limits_are_enforced(tensor: pb.GenericTensor, limit: str) -> None:
+def test_limits_are_enforced(fields: dict[str, Any], limit: str) -> None:
     """Each error has the name of its limit."""
     codec = GrpcCodec(MessageLimits(bytes_element_size=50, name_bytes=50), {"default_model": "m"})
-    message = pb.GrpsMessage(gtensors=pb.GenericTensorData(tensors=[tensor]))
     with pytest.raises(TooLarge) as caught:
-        codec.decode_call(
-            GrpcRequest(SERVICE + "Predict", (memoryview(message.SerializeToString()),))
-        )
+        codec.decode_call(GrpcRequest(SERVICE + "Predict", (of_tensor(**fields),)))
     assert limit == caught.value.limit
+
+
+def of_tensor(**fields: Any) -> bytes:
+    """Return a message with a tensor of INT8."""
+    tensor = pb.GenericTensor(**{"dtype": pb.DT_INT8, **fields})
+    message = pb.GrpsMessage(gtensors=pb.GenericTensorData(tensors=[tensor]))
+    return bytes(message.SerializeToString())
 
 
 def test_repeated_message_field_is_merged() -> None:
     """Two halves of gtensors are two tensors, as in the library."""
-    half = [
-        pb.GrpsMessage(
-            gtensors=pb.GenericTensorData(
-                tensors=[pb.GenericTensor(name=name, dtype=pb.DT_INT8, shape=[1], flat_int8=[1])]
-            )
-        ).SerializeToString()
-        for name in "ab"
-    ]
-    call = CODEC.decode_call(GrpcRequest(SERVICE + "Predict", (memoryview(b"".join(half)),)))
-    assert isinstance(call, InferRequest)
-    assert [("a", Datatype.INT8), ("b", Datatype.INT8)] == [
-        (tensor.name, tensor.datatype) for tensor in call.inputs
-    ]
+    half = [of_tensor(name=name, shape=[1], flat_int8=[1]) for name in "ab"]
+    call: Any = CODEC.decode_call(GrpcRequest(SERVICE + "Predict", (b"".join(half),)))
+    found = [(tensor.name, tensor.datatype) for tensor in call.inputs]
+    assert [("a", Datatype.INT8), ("b", Datatype.INT8)] == found
