@@ -23,7 +23,7 @@ from gateway.ir.calls import (
     StreamInferRequest,
 )
 from gateway.ir.context import CallSequence, ModelRef, Need, Origin
-from gateway.ir.data import RawData, SharedMemoryData, SlicedData
+from gateway.ir.data import RawData, SharedMemoryData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import (
     DeadlineExceeded,
@@ -46,7 +46,7 @@ from gateway.protocols.trtis.errors import TrtisStatus
 from gateway.protocols.trtis.http.codec import HttpCodec
 from gateway.schema import tensorrt_v1_pb2 as pb
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
-from tests.cases.trtis_http import CALLS, REPLY, SYSTEM, X_RAW, CallCase, M, get, post, raw
+from tests.cases.trtis_http import REPLY, SYSTEM, X_RAW, M, get, post, raw
 
 OPEN = {"model_control": True, "repository_index": True}
 CODEC: Any = HttpCodec(DEFAULT_LIMITS, {})
@@ -76,34 +76,6 @@ def test_spec_exports_both_codecs() -> None:
     assert SPEC.grpc.codec(DEFAULT_LIMITS, {}).name == "trtis.grpc"
     assert len(SPEC.grpc.methods) == 8
     assert b"GRPCService" in SPEC.grpc.file_descriptors()[0]
-
-
-@pytest.mark.parametrize("case", CALLS, ids=lambda case: case.name)
-def test_decodes_the_encoded_call(case: CallCase) -> None:
-    """A request to an upstream, read as a client's, is the same call but for datatypes."""
-    path, _, query = case.target.partition("?")
-    pairs = () if case.header is None else (("NV-InferRequest", case.header),)
-    body = (memoryview(case.body),)
-    found = WIDE.decode_call(HttpRequest(case.method, path, query, Headers(pairs), body))
-    if not isinstance(case.call, InferRequest):
-        if path.startswith("/api/status"):
-            about = ModelRef("m") if case.call.model else None
-            assert found == ServerStatusRequest(about=about, context=found.context)
-        else:
-            assert case.call.with_context() == found.with_context(
-                protocol="", metadata=(), needs=frozenset()
-            )
-        return
-    assert isinstance(found, InferRequest)
-    assert [one.name for one in case.call.inputs] == [one.name for one in found.inputs]
-    for sent, read in zip(case.call.inputs, found.inputs, strict=True):
-        assert (sent.shape or (1,)) == read.shape
-        if isinstance(read.data, RawData):
-            assert as_raw(sent) == as_raw(read)
-        else:
-            assert sent.data == read.data or isinstance(read.data, SlicedData)
-    for field in ("model", "outputs", "id", "sequence", "priority", "timeout_us", "batch_size"):
-        assert getattr(case.call, field) == getattr(found, field)
 
 
 def test_context_holds_headers_request_id_and_deadline() -> None:
