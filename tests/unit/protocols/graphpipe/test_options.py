@@ -86,14 +86,10 @@ def test_error_for_an_invalid_value_has_its_key_and_the_value(key: str, value: A
         SPEC.options({key: value})
 
 
-def test_error_for_an_invalid_entry_has_its_position() -> None:
-    """The error for an invalid entry of a list contains the position and the entry."""
+def test_error_for_an_invalid_entry_has_its_place() -> None:
+    """It is the position in a list; for an unknown key, the known ones are listed."""
     with pytest.raises(ValueError, match=r"^outputs\[1\] is 1: expected text"):
         SPEC.options({"outputs": ["a", 1]})
-
-
-def test_error_for_an_unknown_option_lists_the_options() -> None:
-    """The error for an unknown key contains it and the known ones."""
     with pytest.raises(ValueError, match="no option 'colour': expected one of default_model, "):
         SPEC.options({"colour": "red"})
 

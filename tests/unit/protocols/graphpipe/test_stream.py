@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from typing import Any
 
+import numpy as np
 import pytest
 
 from gateway.ir.calls import (
@@ -182,10 +183,8 @@ def test_every_error_is_in_the_response_body(code: ErrorCode) -> None:
     """A stream has no status, so the error of a metadata call is in the body as well."""
     for call in (None, NAMED, ModelMetadataRequest(model=REF)):
         frame = CODEC.encode_error(call, ERROR_CLASSES[code]("why"))
-        assert ((), "why") == (
-            oracle.read_response(payload(frame))[0],
-            oracle.read_response(payload(frame))[1][0][1],
-        )
+        assert () == oracle.read_response(payload(frame))[0]
+        assert "why" == oracle.read_response(payload(frame))[1][0][1]
         with pytest.raises(GatewayError, match="why"):
             CODEC.decode_reply(ModelMetadataRequest(model=REF), frame)
 
@@ -219,19 +218,18 @@ def test_health_and_server_metadata_use_metadata_requests() -> None:
         CODEC.decode_reply(calls[2], not_found)
 
 
-def test_unsupported_calls_are_rejected() -> None:
+@pytest.mark.parametrize("call", [RepositoryIndexRequest(), StreamInferRequest(request=NAMED)])
+def test_unsupported_calls_are_rejected(call: Any) -> None:
     """Repository index and stream calls raise Unsupported in each direction."""
-    streaming = StreamInferRequest(request=NAMED)
-    calls: list[Call[Any]] = [RepositoryIndexRequest(), streaming]
-    for call in calls:
+    for function, *arguments in (
+        (CODEC.encode_call, call),
+        (CODEC.encode_reply, call, None),
+        (CODEC.decode_reply, call, Frame((METADATA_REQUEST,))),
+        (CODEC.encode_item, call, REPLIES[0].reply),
+        (CODEC.decode_item, call, Frame(())),
+    ):
         with pytest.raises(Unsupported):
-            CODEC.encode_call(call)
-        with pytest.raises(Unsupported):
-            CODEC.encode_reply(call, None)
-    with pytest.raises(Unsupported):
-        CODEC.encode_item(streaming, REPLIES[0].reply)
-    with pytest.raises(Unsupported):
-        CODEC.decode_item(streaming, Frame(()))
+            function(*arguments)
 
 
 def test_a_payload_of_two_gigabytes_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,15 +239,84 @@ def test_a_payload_of_two_gigabytes_is_not_sent(monkeypatch: pytest.MonkeyPatch)
         framer().send(Frame((bytes(11),)))
 
 
-def test_reply_of_an_unsupported_call_is_rejected() -> None:
-    """Decoding the reply of a call that the codec cannot send raises Unsupported."""
-    response = Frame((oracle.build_metadata(oracle.PlainMetadata("m", "", "", "", (), ())),))
-    unknown: Call[Any] = RepositoryIndexRequest()
-    with pytest.raises(Unsupported):
-        CODEC.decode_reply(unknown, response)
-
-
 def test_malformed_messages_are_rejected() -> None:
     """A valid frame with a malformed message raises InvalidRequest."""
     with pytest.raises(InvalidRequest):
         CODEC.decode_call(Frame((bytes(64),)))
+
+
+def test_wanted_is_the_size_of_the_incoming_frame() -> None:
+    """The size of a frame is known with the last byte of its prefix; between frames it is 0."""
+    used = framer()
+    found = [used.wanted]
+    for byte in GOOD:
+        used.receive(bytes([byte]))
+        found.append(used.wanted)
+    assert [0, 4, 4, 4, *[len(GOOD)] * (len(GOOD) - 4), 0] == found
+
+
+def test_wanted_is_the_size_of_a_frame_begun_in_the_same_read() -> None:
+    """Bytes after a frame are the beginning of the next one."""
+    used = framer()
+    assert 1 == len(used.receive(GOOD + GOOD[:9]))
+    assert len(GOOD) == used.wanted
+    assert 2 == len(used.receive(GOOD[9:] + GOOD))
+    assert 0 == used.wanted
+
+
+@pytest.mark.parametrize(
+    ("bad", "kind"), [(b"GET / HTTP/1.1", MalformedMessage), (struct.pack("<I", 1001), TooLarge)]
+)
+def test_fault_after_a_frame_is_set_at_once(bad: bytes, kind: type[Exception]) -> None:
+    """The frame is returned and the fault is set; later bytes raise the fault."""
+    used = framer()
+    assert 1 == len(used.receive(GOOD + bad))
+    assert isinstance(used.fault, kind)
+    with pytest.raises(kind):
+        used.receive(b"more")
+
+
+def test_returned_frames_do_not_change() -> None:
+    """Later bytes do not change a returned frame, which is read-only."""
+    used = framer()
+    used.receive(GOOD[:7])
+    [first] = used.receive(GOOD[7:] + GOOD[:5])
+    used.receive(b"x" * (len(GOOD) - 5))
+    [view] = first.payload
+    assert METADATA_REQUEST == bytes(view)
+    assert isinstance(view, memoryview)
+    assert view.readonly
+
+
+def test_a_frame_in_one_piece_is_not_copied() -> None:
+    """Frames that arrive whole are views of the received bytes."""
+    data = bytes(bytearray(GOOD + GOOD))
+    frames = framer().receive(data)
+    wire = np.frombuffer(data, np.uint8)
+    for frame in frames:
+        assert np.shares_memory(wire, np.frombuffer(frame.payload[0], np.uint8))
+
+
+@pytest.mark.parametrize("case", REPLIES, ids=lambda case: case.name)
+def test_response_may_begin_before_its_size_is_known(case: ReplyCase) -> None:
+    """A response whose first byte is sent early is read as the same reply by all readers."""
+    used = SizePrefixFramer(MessageLimits())
+    frame = GraphPipeStreamCodec().encode_reply(case.call, case.reply)
+    plain = b"".join(used.send(frame))
+    data = used.begin() + used.begin() + b"".join(used.send(frame))
+    again = b"".join(used.send(frame))
+    [read] = SizePrefixFramer(MessageLimits()).receive(data)
+    message, padded = b"".join(frame.payload), bytes(read.payload[0])
+    assert plain == again
+    assert message == padded[: len(message)]
+    assert b"" == padded[len(message) :].strip(b"\0")
+    assert case.reply == GraphPipeStreamCodec().decode_reply(case.call, read)
+    if isinstance(case.call, InferRequest):
+        assert oracle.read_response(message) == oracle.read_response(padded)
+
+
+def test_frame_whose_size_starts_with_zero_has_no_padding() -> None:
+    """The first byte of a size of 256 is zero, so a frame that begins early has no padding."""
+    used = framer()
+    data = used.begin() + b"".join(used.send(Frame((bytes(256),))))
+    assert struct.pack("<I", 256) + bytes(256) == data

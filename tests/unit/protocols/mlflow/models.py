@@ -8,26 +8,12 @@ from typing import Any
 import numpy as np
 
 from gateway.api.backend import Arrays
-from gateway.backends.python import PythonBackend
-from gateway.frontend.frontend import Frontend
-from gateway.ir.calls import Call, ModelConfigRequest, ServerLiveRequest, ServerReadyRequest
-from gateway.ir.errors import ModelNotNamed
-from gateway.ir.metadata import ModelConfiguration, TensorMetadata
 from gateway.ir.tensors.datatypes import Datatype
-from gateway.policies.complete.policy import Complete
 from gateway.protocols.mlflow.http.codec import HttpCodec
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
+from tests.unit.protocols.served import Models, Signature, add_sub, digits, tensors
 
 D = Datatype
-
-
-def digits(inputs: Arrays) -> Arrays:
-    return {"output": inputs["input"].sum(axis=1)}
-
-
-def add_sub(inputs: Arrays) -> Arrays:
-    a, b = inputs["INPUT0"], inputs["INPUT1"]
-    return {"OUTPUT0": a + b, "OUTPUT1": a - b}
 
 
 def frame(inputs: Arrays) -> Arrays:
@@ -45,12 +31,8 @@ def count(inputs: Arrays) -> Iterator[Arrays]:
         yield {"y": np.array([number], np.int64)}
 
 
-def tensors(*declared: tuple[str, Datatype, tuple[int, ...]]) -> tuple[TensorMetadata, ...]:
-    return tuple(TensorMetadata(*each) for each in declared)
-
-
 AB = ("INPUT0", D.INT32, (-1, 16)), ("INPUT1", D.INT32, (-1, 16))
-MODELS: dict[str, tuple[Any, tuple[TensorMetadata, ...], tuple[TensorMetadata, ...]]] = {
+MODELS: dict[str, Signature] = {
     "digits": (digits, tensors(("input", D.FP32, (-1, 64))), tensors(("output", D.FP32, (-1,)))),
     "add_sub": (
         add_sub,
@@ -67,42 +49,13 @@ MODELS: dict[str, tuple[Any, tuple[TensorMetadata, ...], tuple[TensorMetadata, .
 }
 
 
-class OneModel:
-    """A service of one model, which is the default."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        function, inputs, outputs = MODELS[name or "digits"]
-        self._backend = PythonBackend(name or "digits", function, inputs=inputs, outputs=outputs)
-        self._complete = Complete(self._backend, frozenset())
-
-    async def __call__(self, call: Call[Any], /) -> Any:
-        if isinstance(call, ServerLiveRequest | ServerReadyRequest):
-            return True
-        if call.model is None and not self._name:
-            raise ModelNotNamed("no model; set default_model")
-        if isinstance(call, ModelConfigRequest):
-            is_decoupled = self._name == "count"
-            return ModelConfiguration({"model_transaction_policy": {"decoupled": is_decoupled}})
-        if not self._backend.is_loaded:
-            await self._backend.start()
-        return await self._complete(call)
-
-    async def close(self) -> None:
-        await self._backend.stop()
-
-
 async def answers(
     model: str, wire: HttpRequest, options: Mapping[str, Any] | None = None
 ) -> list[HttpResponse]:
     """Return the responses of a frontend whose default model is *model*, "" for none."""
     default = {"default_model": model} if model else {}
-    service = OneModel(model)
-    frontend = Frontend(HttpCodec(options={**default, **(options or {})}), service)
-    try:
-        return [response async for response in frontend(wire)]
-    finally:
-        await service.close()
+    codec = HttpCodec(options={**default, **(options or {})})
+    return await Models(MODELS, model, decoupled="count").responses(codec, wire)
 
 
 def post(body: bytes | str, *headers: tuple[str, str], path: str = "/invocations") -> HttpRequest:

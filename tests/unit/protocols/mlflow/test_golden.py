@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gateway.wire.http import Headers, HttpRequest
 from tests.golden.members import AlwaysSent
+from tests.golden.recorded import recorded_request, recorded_response
 from tests.unit.protocols.mlflow.models import answers
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "mlflow"
@@ -24,23 +24,11 @@ DIFFERENT = {
 }
 
 
-def response_body(name: str) -> bytes:
-    return (GOLDEN / f"{name}.resp.http").read_bytes().partition(b"\r\n\r\n")[2]
-
-
-def request(name: str) -> HttpRequest:
-    head, _, body = (GOLDEN / f"{name}.req.http").read_bytes().partition(b"\r\n\r\n")
-    line, *fields = head.decode().split("\r\n")
-    method, path, _ = line.split(" ")
-    headers = [(key, value.strip()) for key, _, value in (each.partition(":") for each in fields)]
-    return HttpRequest(method, path, "", Headers(headers), (memoryview(body),))
-
-
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry["name"])
 async def test_recorded_requests_get_responses_of_the_same_meaning(entry: dict[str, Any]) -> None:
     """Status, content type and predictions are those of the server; texts of errors are ours."""
     name = entry["name"]
-    (response,) = await answers(entry["server_model"], request(name))
+    (response,) = await answers(entry["server_model"], recorded_request(GOLDEN, name))
     assert DIFFERENT.get(name, entry["status"]) == response.status
     body = bytes(response.view)
     assert [] == SENT.missing(entry, response.status, body)
@@ -51,7 +39,7 @@ async def test_recorded_requests_get_responses_of_the_same_meaning(entry: dict[s
     if response.status == 415:
         assert body
     elif entry["status"] >= 400:
-        expected = json.loads(response_body(name))
+        expected = json.loads(bytes(recorded_response(GOLDEN, name).view))
         found = json.loads(body)
         assert ("detail" in expected) == ("detail" in found)
         assert ("error_code" in expected) == ("error_code" in found)

@@ -54,10 +54,7 @@ async def test_a_path_below_the_prefix_names_its_model() -> None:
 
 @pytest.mark.parametrize(
     ("body", "options"),
-    [
-        ('a,b,s\n1.5,2,"x,\n""y"""\n', {}),
-        ('1.5,2,"x,\n""y"""\r\n', {"csv_header": False}),
-    ],
+    [('a,b,s\n1.5,2,"x,\n""y"""\n', {}), ('1.5,2,"x,\n""y"""\r\n', {"csv_header": False})],
 )
 async def test_csv_has_a_header_line_or_not(body: str, options: dict[str, Any]) -> None:
     """Fields may be quoted; without a header the columns are numbered."""

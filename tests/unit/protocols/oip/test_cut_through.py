@@ -109,31 +109,29 @@ def test_bytes_input_prevents_early_decoding() -> None:
 
 
 @pytest.mark.parametrize(
-    ("members", "binary"),
+    "members",
     [
-        ([member("a", 9)], b"abcdefgh"),
-        ([member("a", 7)], b"abcdefgh"),
-        ([member("a", 8, shape=[7])], b"abcdefgh"),
-        ([member("a", 8, datatype="FP32")], b"abcdefgh"),
-        ([member("a", 8, data=[1])], b"abcdefgh"),
-        ([member("a", 4), member("a", 4)], b"abcdefgh"),
-        ([member("a", -8)], b"abcdefgh"),
+        [member("a", 9)],
+        [member("a", 7)],
+        [member("a", 8, shape=[7])],
+        [member("a", 8, datatype="FP32")],
+        [member("a", 8, data=[1])],
+        [member("a", 4), member("a", 4)],
+        [member("a", -8)],
     ],
 )
 def test_early_decoding_raises_the_error_of_the_whole_request(
-    members: list[dict[str, Any]], binary: bytes
+    members: list[dict[str, Any]],
 ) -> None:
     """An invalid request raises the same error when it is decoded early as when it is complete."""
-    early, source = request(*members, binary=binary)
+    early, source = request(*members)
     whole = HttpRequest("POST", PATH, "", early.headers, (memoryview(source.body),))
     with pytest.raises(GatewayError) as of_whole:
         HTTP.decode_call(whole)
     with pytest.raises(GatewayError) as of_head:
         HTTP.decode_early(early)
-    assert (type(of_whole.value), of_whole.value.message) == (
-        type(of_head.value),
-        of_head.value.message,
-    )
+    assert type(of_whole.value) is type(of_head.value)
+    assert of_whole.value.message == of_head.value.message
 
 
 def test_streamed_http_request_equals_the_whole_one() -> None:
@@ -172,7 +170,6 @@ def test_streamed_grpc_message_is_complete(before: tuple[Tensor, ...]) -> None:
     assert source is wire.rest
     message = pb.ModelInferRequest.FromString(bytes(wire.view) + source.body[2:])
     assert [b"ab" for _ in before] + [b"abcdefgh"] == list(message.raw_input_contents)
-    assert [each.name for each in inputs] == [each.name for each in message.inputs]
 
 
 def test_each_streamed_tensor_of_a_grpc_message_has_its_field() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from typing import Any
 
@@ -144,33 +143,26 @@ def test_status_of_an_unregistered_region_is_an_error(codec: Any) -> None:
             listener(codec).encode_reply(call, (SYSTEM,))
 
 
-def post(path: str, document: Any) -> HttpRequest:
-    """Return a request with a body, JSON unless it is bytes."""
-    body = document if isinstance(document, bytes) else json.dumps(document).encode()
-    return HttpRequest("POST", path, body=(body,))
-
-
 LOAD, UNLOAD = "/v2/repository/models/m/load", "/v2/repository/models/m/unload"
 REGISTER, CUDA_REGISTER = (
     f"/v2/{kind}sharedmemory/region/r/register" for kind in ("system", "cuda")
 )
+TRACE, LOG = "/v2/trace/setting", "/v2/logging"
+HANDLE = {"device_id": 0, "byte_size": 1}
+KEY = {"key": "/k", "byte_size": 1}
 
 
-def loading(**parameters: Any) -> HttpRequest:
-    """Return a request to load a model with these parameters."""
-    return post(LOAD, {"parameters": parameters})
+def loading(**parameters: Any) -> tuple[str, Any]:
+    """Return the path and the document of a request to load a model with these parameters."""
+    return LOAD, {"parameters": parameters}
 
 
 @pytest.mark.parametrize(
-    ("wire", "error", "text"),
+    ("sent", "error", "text"),
     [
-        (post(LOAD, b"{"), MalformedMessage, "not JSON"),
-        (post(LOAD, []), MalformedMessage, "not an object"),
-        (
-            post(LOAD, {"parameters": [1]}),
-            InvalidRequest,
-            "'parameters' of the body is not an object",
-        ),
+        ((LOAD, b"{"), MalformedMessage, "not JSON"),
+        ((LOAD, []), MalformedMessage, "not an object"),
+        ((LOAD, {"parameters": [1]}), InvalidRequest, "'parameters' of the body is not an object"),
         (loading(config="[1]"), MalformedMessage, "configuration is JSON, but not an object"),
         (loading(config="{"), MalformedMessage, "configuration is not JSON"),
         (loading(config={}), MalformedMessage, "configuration is not JSON"),
@@ -189,152 +181,84 @@ def loading(**parameters: Any) -> HttpRequest:
         (loading(**{"a\x00b": ""}), InvalidRequest, "U\\+0000"),
         (loading(**{f"p{n}": 1 for n in range(65)}), TooLarge, "65 parameters"),
         (loading(**{"k" * 2000: 1}), TooLarge, "parameter name"),
-        (
-            post(UNLOAD, {"parameters": {"unload_dependents": 1}}),
-            InvalidRequest,
-            "unload_dependents",
-        ),
-        (post(UNLOAD, {"parameters": {"x": True}}), InvalidRequest, "'x' of an unload"),
-        (post("/v2/trace/setting", {"trace_rate": 5}), InvalidRequest, "trace_rate"),
-        (post("/v2/trace/setting", {"trace_level": ["A", 1]}), InvalidRequest, "trace_level"),
-        (post("/v2/trace/setting", {"trace_file": "/etc/x"}), Unsupported, "names a file"),
-        (post("/v2/trace/setting", {"k": "v" * 2000}), TooLarge, "trace setting 'k'"),
-        (post("/v2/logging", {"log_file": "/etc/x"}), Unsupported, "names a file"),
-        (post("/v2/logging", {"log_verbose_level": -1}), InvalidRequest, "log_verbose_level"),
-        (post("/v2/logging", {"log_info": None}), InvalidRequest, "log_info"),
-        (post("/v2/logging", {f"k{n}": 1 for n in range(65)}), TooLarge, "65 settings"),
-        (post(REGISTER, {"byte_size": 1}), InvalidRequest, "'key' of the region is None"),
-        (post(REGISTER, {"key": "/k"}), InvalidRequest, "'byte_size' of the region is None"),
-        (post(REGISTER, {"key": "/k", "byte_size": -1}), InvalidRequest, "byte_size"),
-        (post(REGISTER, {"key": "/k", "byte_size": 1.0}), InvalidRequest, "byte_size"),
-        (
-            post(REGISTER, {"key": "/k", "byte_size": 1, "offset": 1 << 63}),
-            InvalidRequest,
-            "offset",
-        ),
-        (post(REGISTER, {"key": "/k\n", "byte_size": 1}), InvalidRequest, "U\\+000A"),
-        (post(REGISTER, {"key": "k" * 2000, "byte_size": 1}), TooLarge, "key of the region"),
-        (
-            post(CUDA_REGISTER, {"device_id": 0, "byte_size": 1}),
-            InvalidRequest,
-            "has 0 bytes",
-        ),
-        (
-            post(CUDA_REGISTER, {"device_id": 0, "byte_size": 1, "raw_handle": {"b64": "??"}}),
-            InvalidRequest,
-            "no base64",
-        ),
-        (
-            post(
-                CUDA_REGISTER,
-                {
-                    "device_id": 0,
-                    "byte_size": 1,
-                    "raw_handle": {"b64": base64.b64encode(b"short").decode()},
-                },
-            ),
-            InvalidRequest,
-            "has 5 bytes: expected 64",
-        ),
+        ((UNLOAD, {"parameters": {"unload_dependents": 1}}), InvalidRequest, "unload_dependents"),
+        ((UNLOAD, {"parameters": {"x": True}}), InvalidRequest, "'x' of an unload"),
+        ((TRACE, {"trace_rate": 5}), InvalidRequest, "trace_rate"),
+        ((TRACE, {"trace_level": ["A", 1]}), InvalidRequest, "trace_level"),
+        ((TRACE, {"trace_file": "/etc/x"}), Unsupported, "names a file"),
+        ((TRACE, {"k": "v" * 2000}), TooLarge, "trace setting 'k'"),
+        ((LOG, {"log_file": "/etc/x"}), Unsupported, "names a file"),
+        ((LOG, {"log_verbose_level": -1}), InvalidRequest, "log_verbose_level"),
+        ((LOG, {"log_info": None}), InvalidRequest, "log_info"),
+        ((LOG, {f"k{n}": 1 for n in range(65)}), TooLarge, "65 settings"),
+        ((REGISTER, {"byte_size": 1}), InvalidRequest, "'key' of the region is None"),
+        ((REGISTER, {"key": "/k"}), InvalidRequest, "'byte_size' of the region is None"),
+        ((REGISTER, {**KEY, "byte_size": -1}), InvalidRequest, "byte_size"),
+        ((REGISTER, {**KEY, "byte_size": 1.0}), InvalidRequest, "byte_size"),
+        ((REGISTER, {**KEY, "offset": 1 << 63}), InvalidRequest, "offset"),
+        ((REGISTER, {**KEY, "key": "/k\n"}), InvalidRequest, "U\\+000A"),
+        ((REGISTER, {**KEY, "key": "k" * 2000}), TooLarge, "key of the region"),
+        ((CUDA_REGISTER, HANDLE), InvalidRequest, "has 0 bytes"),
+        ((CUDA_REGISTER, {**HANDLE, "raw_handle": {"b64": "??"}}), InvalidRequest, "no base64"),
+        ((CUDA_REGISTER, {**HANDLE, "raw_handle": {"b64": "c2hvcnQ="}}), InvalidRequest, "5 bytes"),
     ],
 )
 def test_invalid_http_requests_are_rejected(
-    wire: HttpRequest, error: type[GatewayError], text: str
+    sent: tuple[str, Any], error: type[GatewayError], text: str
 ) -> None:
     """Requests that a server could fail on, or open a file for, are not sent."""
+    path, document = sent
+    body = document if isinstance(document, bytes) else json.dumps(document).encode()
     with pytest.raises(error, match=text):
-        listener(HttpCodec).decode_call(wire)
+        listener(HttpCodec).decode_call(HttpRequest("POST", path, body=(body,)))
 
 
-def message(method: str, found: Any) -> GrpcRequest:
-    """Return a request of the service."""
-    return GrpcRequest(SERVICE + method, (found.SerializeToString(),))
-
-
-NO_VALUE = pb.ModelRepositoryParameter()
+LOADING_METHOD = "RepositoryModelLoad"
+NO_VALUE, NO_SETTING = pb.ModelRepositoryParameter(), pb.LogSettingsRequest.SettingValue()
 FILE = pb.ModelRepositoryParameter(bytes_param=b"x")
 
 
+def load(**fields: Any) -> pb.RepositoryModelLoadRequest:
+    return pb.RepositoryModelLoadRequest(model_name="m", **fields)
+
+
+SHORT = pb.CudaSharedMemoryRegisterRequest(name="c", raw_handle=b"x")
+
+
 @pytest.mark.parametrize(
-    ("wire", "error", "text"),
+    ("method", "message", "error", "text"),
     [
+        (LOADING_METHOD, b"", InvalidRequest, "names no model"),
+        (LOADING_METHOD, load(repository_name="r"), Unsupported, "repository is 'r'"),
+        (LOADING_METHOD, load(parameters={"x": NO_VALUE}), InvalidRequest, "'x' has no value"),
+        (LOADING_METHOD, load(parameters={"file:../x": FILE}), InvalidRequest, "not a path of a"),
         (
-            message("RepositoryModelLoad", pb.RepositoryModelLoadRequest()),
+            "LogSettings",
+            pb.LogSettingsRequest(settings={"x": NO_SETTING}),
             InvalidRequest,
-            "names no model",
+            "'x' has",
         ),
-        (
-            message(
-                "RepositoryModelLoad",
-                pb.RepositoryModelLoadRequest(repository_name="r", model_name="m"),
-            ),
-            Unsupported,
-            "repository is 'r'",
-        ),
-        (
-            message(
-                "RepositoryModelLoad",
-                pb.RepositoryModelLoadRequest(model_name="m", parameters={"x": NO_VALUE}),
-            ),
-            InvalidRequest,
-            "'x' has no value",
-        ),
-        (
-            message(
-                "RepositoryModelLoad",
-                pb.RepositoryModelLoadRequest(model_name="m", parameters={"file:../x": FILE}),
-            ),
-            InvalidRequest,
-            "not a path of a file",
-        ),
-        (
-            message(
-                "LogSettings",
-                pb.LogSettingsRequest(settings={"x": pb.LogSettingsRequest.SettingValue()}),
-            ),
-            InvalidRequest,
-            "'x' has no value",
-        ),
-        (
-            GrpcRequest(SERVICE + "ModelConfig", (b"\x0a\xff",)),
-            MalformedMessage,
-            "ModelConfigRequest",
-        ),
-        (
-            message("ModelConfig", pb.ModelConfigRequest(name="m" * 300)),
-            TooLarge,
-            "model name",
-        ),
-        (
-            message(
-                "CudaSharedMemoryRegister",
-                pb.CudaSharedMemoryRegisterRequest(name="c", raw_handle=b"x"),
-            ),
-            InvalidRequest,
-            "has 1 bytes: expected 64",
-        ),
+        ("ModelConfig", b"\x0a\xff", MalformedMessage, "ModelConfigRequest"),
+        ("ModelConfig", pb.ModelConfigRequest(name="m" * 300), TooLarge, "model name"),
+        ("CudaSharedMemoryRegister", SHORT, InvalidRequest, "has 1 bytes: expected 64"),
     ],
 )
 def test_invalid_grpc_requests_are_rejected(
-    wire: GrpcRequest, error: type[GatewayError], text: str
+    method: str, message: Any, error: type[GatewayError], text: str
 ) -> None:
     """The same requests are rejected over gRPC as over HTTP."""
+    body = message if isinstance(message, bytes) else message.SerializeToString()
     with pytest.raises(error, match=text):
-        listener(GrpcCodec).decode_call(wire)
+        listener(GrpcCodec).decode_call(GrpcRequest(SERVICE + method, (body,)))
 
 
 @pytest.mark.parametrize("call", [ModelLoadRequest(model=M), ModelUnloadRequest(model=M)])
-def test_kserve_has_the_name_in_another_field(call: Call[Any]) -> None:
-    """The codec writes and reads KServe's field number of the model name."""
-    wire = GrpcCodec(DEFAULT_LIMITS, {"dialect": "kserve"}).encode_call(call)
+def test_kserve_has_the_name_in_another_field_and_reports_success(call: Call[Any]) -> None:
+    """An empty response counts as success; one that names the model must report it."""
+    codec = GrpcCodec(DEFAULT_LIMITS, {"dialect": "kserve"})
+    wire = codec.encode_call(call)
     assert b"\x0a\x01m" == b"".join(wire.message)
     assert call == listener(GrpcCodec).decode_call(wire).changed(context=NO_CONTEXT)
-
-
-@pytest.mark.parametrize("call", [ModelLoadRequest(model=M), ModelUnloadRequest(model=M)])
-def test_kserve_response_without_success_is_an_error(call: Call[Any]) -> None:
-    """A response that names the model must report success; an empty response counts as success."""
-    codec = GrpcCodec(DEFAULT_LIMITS, {"dialect": "kserve"})
     codec.decode_reply(call, GrpcResponse((b"",)))
     codec.decode_reply(call, GrpcResponse((b"\x0a\x01m\x10\x01",)))
     with pytest.raises(UpstreamProtocolError, match="has not"):

@@ -9,12 +9,7 @@ import pytest
 from gateway.ir.errors import GatewayError, MalformedMessage, TooLarge, Unsupported
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
 from gateway.ir.metadata import ModelConfiguration
-from gateway.protocols.oip.model_config import (
-    from_document,
-    from_message,
-    to_document,
-    to_message,
-)
+from gateway.protocols.oip.model_config import from_document, from_message, to_document, to_message
 from gateway.schema import open_inference_pb2 as pb
 
 MESSAGE = pb.ModelConfig(
@@ -47,12 +42,10 @@ def test_message_survives_a_round_trip_through_json() -> None:
 def test_document_has_every_default() -> None:
     """The document has the defaults of unset members, and keeps unknown members."""
     document = to_document(ModelConfiguration({"name": "m", "of_tomorrow": {"a": [1]}}))
-    assert (0, [], {}, {"a": [1]}) == (
-        document["max_batch_size"],
-        document["input"],
-        document["parameters"],
-        document["of_tomorrow"],
-    )
+    assert 0 == document["max_batch_size"]
+    assert [] == document["input"]
+    assert {} == document["parameters"]
+    assert {"a": [1]} == document["of_tomorrow"]
 
 
 def test_document_keeps_unknown_members_at_any_depth() -> None:
@@ -67,11 +60,9 @@ def test_document_keeps_unknown_members_at_any_depth() -> None:
     batching = document["dynamic_batching"]
     assert ({"a": [1]}, [2, 3], False) == (x["of_tomorrow"], x["dims"], x["optional"])
     assert ("KIND_OF_TOMORROW", 2, []) == (group["kind"], group["count"], group["gpus"])
-    assert (1, False, []) == (
-        batching["of_tomorrow"],
-        batching["preserve_ordering"],
-        batching["preferred_batch_size"],
-    )
+    assert 1 == batching["of_tomorrow"]
+    assert False is batching["preserve_ordering"]
+    assert [] == batching["preferred_batch_size"]
 
 
 def test_document_without_a_message_form_stays_a_document() -> None:

@@ -89,20 +89,25 @@ def bf16(array: npt.NDArray[np.float32]) -> Tensor:
 # --- exact numbers ---
 
 
+UPPER = (SPECIAL.astype(np.float32).view(np.uint32) & 0xFFFF0000).view(np.float32)
+HALVES = np.array([[-0.0, 6e-8, 65504, 0.1]], np.float16)
+
+
 @pytest.mark.parametrize("encoding", ["float", "base64"])
-def test_fp32_keeps_its_bits(encoding: str) -> None:
+@pytest.mark.parametrize(
+    ("tensor", "exact"),
+    [
+        (array_tensor("", SPECIAL.astype(np.float32)), SPECIAL),
+        (array_tensor("", HALVES), HALVES),
+        (bf16(UPPER), UPPER),
+        (array_tensor("", np.array([[1, 100]], np.int8)), np.array([[1, 100]])),
+        (array_tensor("", np.array([[1, 200]], np.uint8)), np.array([[1, 200]])),
+    ],
+    ids=["fp32", "fp16", "bf16", "int8", "uint8"],
+)
+def test_embeddings_are_fp32_exactly(tensor: Tensor, exact: Any, encoding: str) -> None:
     """Signs of zero, subnormals and the largest values are those of the tensor."""
-    array = SPECIAL.astype(np.float32)
-    assert array.tobytes() == bits(written(array_tensor("", array), encoding))
-
-
-@pytest.mark.parametrize("encoding", ["float", "base64"])
-def test_halves_become_fp32_exactly(encoding: str) -> None:
-    """FP16 and BF16 have FP32 numbers of the same values."""
-    halves = np.array([[-0.0, 6e-8, 65504, 0.1]], np.float16)
-    assert halves.astype(np.float32).tobytes() == bits(written(array_tensor("", halves), encoding))
-    upper = (SPECIAL.astype(np.float32).view(np.uint32) & 0xFFFF0000).view(np.float32)
-    assert upper.tobytes() == bits(written(bf16(upper), encoding))
+    assert exact.astype(np.float32).tobytes() == bits(written(tensor, encoding))
 
 
 def test_fp64_is_whole_as_numbers_and_rounded_once_as_base64() -> None:
@@ -113,28 +118,26 @@ def test_fp64_is_whole_as_numbers_and_rounded_once_as_base64() -> None:
     assert array.astype(np.float32).tobytes() == bits(written(array_tensor("", array), "base64"))
 
 
-def test_a_value_beyond_fp32_needs_numbers() -> None:
-    """Base64 is FP32: the text names the other form."""
-    with pytest.raises(InvalidOutput, match="encoding_format float"):
-        written(array_tensor("", np.array([[1e39]])), "base64")
-    assert [[1e39]] == written(array_tensor("", np.array([[1e39]])), "float")
+def test_quantised_rows_are_whole_numbers() -> None:
+    """Their text has no fraction."""
+    assert "[[1, 100]]" == str(written(array_tensor("", np.array([[1, 100]], np.int8)), "float"))
 
 
-def test_nan_and_infinity_need_base64() -> None:
-    """JSON has no such numbers: the text names base64, which carries them."""
-    array = np.array([[np.nan, np.inf, -np.inf]], np.float32)
-    with pytest.raises(InvalidOutput, match="base64") as raised:
-        written(array_tensor("", array), "float")
+@pytest.mark.parametrize(
+    ("values", "lacking", "other"),
+    [
+        # Base64 is FP32, and JSON has no words for numbers: the text names the other form.
+        (np.array([[1e39]]), "base64", "float"),
+        (np.array([[np.nan, np.inf, -np.inf]], np.float32), "float", "base64"),
+    ],
+)
+def test_values_that_one_form_lacks_need_the_other(values: Any, lacking: str, other: str) -> None:
+    """The text names the form that carries them."""
+    with pytest.raises(InvalidOutput, match=f"encoding_format {other}|{other}") as raised:
+        written(array_tensor("", values), lacking)
     assert (500, "model_output_invalid") == row_of(raised.value)[::2]
-    assert array.tobytes() == bits(written(array_tensor("", array), "base64"))
-
-
-@pytest.mark.parametrize("kind", [np.int8, np.uint8])
-def test_small_integers_are_whole_numbers(kind: Any) -> None:
-    """Quantised rows are numbers in both forms."""
-    array = np.array([[1, 100]], kind)
-    assert [[1, 100]] == written(array_tensor("", array), "float")
-    assert array.astype(np.float32).tobytes() == bits(written(array_tensor("", array), "base64"))
+    found = written(array_tensor("", values), other)
+    assert values.tobytes() == (bits(found) if other == "base64" else np.array(found).tobytes())
 
 
 def test_other_datatypes_are_no_embeddings() -> None:
@@ -163,41 +166,52 @@ def test_inputs_are_texts_or_rows_of_ids() -> None:
         assert [ids, counts] == found
 
 
+RERANKED: dict[str, Any] = {"query": "q", "documents": ["a"]}
+VALID: dict[str, dict[str, Any]] = {
+    EMBEDDINGS: {"input": "a"},
+    RERANK: RERANKED,
+    COMPLETIONS: {"prompt": "a"},
+}
 EMPTY = ["", [], [""], ["a", ""], [[]], [[1], []]]
 MIXED = [["a", 1], [1, "a"], ["a", ["b"]], [[1], "a"], [None], [{"text": "a"}]]
 NO_IDS = [[True], [[True]], [1.0], [[1, 2.5]], {"a": 1}, 7, True, [10**30]]
+WRONG: list[tuple[str, dict[str, Any]]] = [
+    *((EMBEDDINGS, {"input": value}) for value in (*EMPTY, *MIXED, *NO_IDS)),
+    *((EMBEDDINGS, {"dimensions": value}) for value in (0, 1.5, True, "8")),
+    *((EMBEDDINGS, {"encoding_format": value}) for value in ("int8", 1)),
+    (EMBEDDINGS, {"user": 1}),
+    (EMBEDDINGS, {"input_type": "x"}),
+    *((EMBEDDINGS, {"model": value}) for value in ("", 1, "a/../b\u0000")),
+    # What Cohere has and is not built.
+    (RERANK, {"rank_fields": ["title"]}),
+    (RERANK, {"max_chunks_per_doc": 2}),
+    (RERANK, {"relevant_spans": {"enabled": True}}),
+    (RERANK, {"priority": 1}),
+    (RERANK, {"top_n": 0}),
+    *((RERANK, {"documents": value}) for value in ([], [{"title": "a"}], [1])),
+    (RERANK, {"query": ""}),
+    (RERANK, {"return_documents": 1}),
+    # What no model can serve, and what is no such value.
+    (COMPLETIONS, {"n": 2}),
+    (COMPLETIONS, {"best_of": 2}),
+    (COMPLETIONS, {"logprobs": 1}),
+    (COMPLETIONS, {"logit_bias": {"1": 1}}),
+    (COMPLETIONS, {"suffix": "a"}),
+    *((COMPLETIONS, {"stop": value}) for value in (["a"] * 5, [""])),
+    *((COMPLETIONS, {"prompt": value}) for value in ([1, 2], [["a"]])),
+    (COMPLETIONS, {"prompt": ["a", "b"], "stream": True}),
+    (COMPLETIONS, {"stream_options": {"include_usage": True}}),
+    (COMPLETIONS, {"temperature": "hot"}),
+    (COMPLETIONS, {"max_tokens": 0.5}),
+]
 
 
-@pytest.mark.parametrize("value", [*EMPTY, *MIXED, *NO_IDS], ids=repr)
-def test_other_inputs_name_their_member(value: Any) -> None:
-    """Empty, mixed, fractional and other inputs are errors of `input`."""
+@pytest.mark.parametrize(("path", "members"), WRONG, ids=repr)
+def test_wrong_members_are_named(path: str, members: dict[str, Any]) -> None:
+    """`param` has the member that is wrong, the first of a row."""
     with pytest.raises(InvalidMember) as raised:
-        embeddings(input=value)
-    assert ("input", 400) == (raised.value.member, row_of(raised.value).status)
-
-
-@pytest.mark.parametrize(
-    ("members", "member"),
-    [
-        ({"dimensions": 0}, "dimensions"),
-        ({"dimensions": 1.5}, "dimensions"),
-        ({"dimensions": True}, "dimensions"),
-        ({"dimensions": "8"}, "dimensions"),
-        ({"encoding_format": "int8"}, "encoding_format"),
-        ({"encoding_format": 1}, "encoding_format"),
-        ({"user": 1}, "user"),
-        ({"input_type": "x"}, "input_type"),
-        ({"model": ""}, "model"),
-        ({"model": 1}, "model"),
-        ({"model": "a/../b\u0000"}, "model"),
-    ],
-    ids=repr,
-)
-def test_wrong_members_are_named(members: Any, member: str) -> None:
-    """`param` has the member that is wrong."""
-    with pytest.raises(InvalidMember) as raised:
-        embeddings(**members)
-    assert member == raised.value.member
+        codec().decode_call(post({"model": "m", **VALID[path], **members}, path))
+    assert (next(iter(members)), 400) == (raised.value.member, row_of(raised.value).status)
 
 
 def test_null_members_are_absent() -> None:
@@ -206,12 +220,10 @@ def test_null_members_are_absent() -> None:
     assert embeddings().texts == call.texts
 
 
-@pytest.mark.parametrize("path", [EMBEDDINGS, RERANK, COMPLETIONS])
+@pytest.mark.parametrize("path", VALID)
 def test_unknown_members_are_refused_or_ignored(path: str) -> None:
     """The option of the listener drops what does not exist."""
-    known = {"input": "a", "query": "a", "documents": ["a"], "prompt": "a"}
-    needed = {EMBEDDINGS: ("input",), RERANK: ("query", "documents"), COMPLETIONS: ("prompt",)}
-    body = {"model": "m", "truncate": "END", **{name: known[name] for name in needed[path]}}
+    body = {"model": "m", "truncate": "END", **VALID[path]}
     with pytest.raises(InvalidMember) as raised:
         codec().decode_call(post(body, path))
     assert ("truncate", "unknown_parameter") == (raised.value.member, raised.value.reason)
@@ -300,16 +312,21 @@ def test_names_of_models_may_have_slashes(path: str) -> None:
 
 @pytest.mark.parametrize(
     ("path", "method", "allow"),
-    [(EMBEDDINGS, "GET", "POST"), ("/v1/models", "POST", "GET, HEAD"), (RERANK, "PUT", "POST")],
+    [
+        (EMBEDDINGS, "GET", "POST"),
+        (COMPLETIONS, "GET", "POST"),
+        (RERANK, "PUT", "POST"),
+        ("/v1/models", "POST", "GET, HEAD"),
+    ],
 )
 def test_other_methods_are_405(path: str, method: str, allow: str) -> None:
-    """`Allow` says which there are, and the body has the form of all errors."""
-    wire = HttpRequest(method, path, "", Headers(()), (), None)
-    with pytest.raises(GatewayError) as raised:
-        codec().decode_call(wire)
+    """`Allow` says which there are; rerank paths have the text where Cohere's clients look."""
+    with pytest.raises(GatewayError, match="is not allowed") as raised:
+        codec().decode_call(get(path, method))
     found = codec().encode_error(None, raised.value)
     assert (405, allow) == (found.status, found.headers.get("allow"))
     assert {"message", "type", "param", "code"} == set(document(found)["error"])
+    assert ("message" in document(found)) is ("rerank" in path)
 
 
 def test_models_that_are_ready_are_listed_once() -> None:
@@ -320,42 +337,11 @@ def test_models_that_are_ready_are_listed_once() -> None:
     own = codec(created=7, owned_by="us")
     found = document(own.encode_reply(own.decode_call(get("/v1/models")), entries))
     assert ["a", "b"] == found["models"] == [each["id"] for each in found["data"]]
-    assert {
-        "id": "a",
-        "object": "model",
-        "created": 7,
-        "owned_by": "us",
-        "name": "a",
-        "ready": True,
-    } == found["data"][0]
+    model = {"id": "a", "object": "model", "created": 7, "owned_by": "us"}
+    assert {**model, "name": "a", "ready": True} == found["data"][0]
 
 
 # --- rerank and completions ---
-
-
-@pytest.mark.parametrize(
-    ("members", "member"),
-    [
-        ({"rank_fields": ["title"]}, "rank_fields"),
-        ({"max_chunks_per_doc": 2}, "max_chunks_per_doc"),
-        ({"relevant_spans": {"enabled": True}}, "relevant_spans"),
-        ({"priority": 1}, "priority"),
-        ({"top_n": 0}, "top_n"),
-        ({"documents": []}, "documents"),
-        ({"documents": [{"title": "a"}]}, "documents"),
-        ({"documents": [1]}, "documents"),
-        ({"query": ""}, "query"),
-        ({"return_documents": 1}, "return_documents"),
-    ],
-    ids=repr,
-)
-def test_members_of_cohere_that_are_not_built_are_named(members: Any, member: str) -> None:
-    """Each of them is refused by its name, and so are wrong values."""
-    with pytest.raises(InvalidMember) as raised:
-        codec().decode_call(
-            post({"model": "m", "query": "q", "documents": ["a"], **members}, RERANK)
-        )
-    assert member == raised.value.member
 
 
 @pytest.mark.parametrize(
@@ -370,34 +356,8 @@ def test_members_of_cohere_that_are_not_built_are_named(members: Any, member: st
 )
 def test_default_values_of_cohere_pass(members: Any) -> None:
     """Their values are what is done anyway."""
-    body = {"model": "m", "query": "q", "documents": ["a"], **members}
+    body = {"model": "m", **RERANKED, **members}
     assert isinstance(codec().decode_call(post(body, RERANK)), InferRequest)
-
-
-@pytest.mark.parametrize(
-    ("members", "member"),
-    [
-        ({"n": 2}, "n"),
-        ({"best_of": 2}, "best_of"),
-        ({"logprobs": 1}, "logprobs"),
-        ({"logit_bias": {"1": 1}}, "logit_bias"),
-        ({"suffix": "a"}, "suffix"),
-        ({"stop": ["a"] * 5}, "stop"),
-        ({"stop": [""]}, "stop"),
-        ({"prompt": [1, 2]}, "prompt"),
-        ({"prompt": [["a"]]}, "prompt"),
-        ({"prompt": ["a", "b"], "stream": True}, "prompt"),
-        ({"stream_options": {"include_usage": True}}, "stream_options"),
-        ({"temperature": "hot"}, "temperature"),
-        ({"max_tokens": 0.5}, "max_tokens"),
-    ],
-    ids=repr,
-)
-def test_members_of_completions_that_are_refused_are_named(members: Any, member: str) -> None:
-    """Whatever the model is: what no model can serve, and what is no such value."""
-    with pytest.raises(InvalidMember) as raised:
-        codec().decode_call(post({"model": "m", "prompt": "a", **members}, COMPLETIONS))
-    assert member == raised.value.member
 
 
 def test_a_number_without_a_fraction_is_a_whole_number() -> None:

@@ -97,6 +97,11 @@ def row(index: Any, *values: float) -> dict[str, Any]:
     return {"index": index, "embedding": data}
 
 
+def rerank_call(*documents: str) -> InferRequest:
+    inputs = (texts(*documents, name="document"), texts("q", name="query"))
+    return InferRequest(model=MODEL, inputs=inputs)
+
+
 def test_base64_of_a_server_may_have_ends_of_lines() -> None:
     """Some encoders end lines after 76 characters."""
     data = base64.encodebytes(np.arange(40, dtype="<f4").tobytes()).decode()
@@ -121,40 +126,52 @@ def test_numbers_become_fp32_with_one_rounding() -> None:
     assert np.array(values).astype(np.float32).tobytes() == as_numpy(output).tobytes()
 
 
+def result(index: Any, **score: float) -> dict[str, Any]:
+    return {"index": index, **score}
+
+
+FIRST_ROW = row(0, 1.0)
+ONE = {"relevance_score": 1.0}
+
+
 @pytest.mark.parametrize(
-    "data",
+    ("task", "document"),
     [
-        [row(0, 1.0)],
-        [row(0, 1.0), row(0, 2.0)],
-        [row(0, 1.0), row(2, 2.0)],
-        [row(0, 1.0), row(1, 2.0), row(2, 3.0)],
-        [row(0, 1.0), row(1, 2.0, 3.0)],
-        [row(0, 1.0), row("1", 2.0)],
-        [row(0, 1.0), {"index": 1, "embedding": "AAA"}],
-        [row(0, 1.0), {"index": 1, "embedding": "AAAAAAA="}],
-        [row(0, 1.0), {"index": 1, "embedding": ["x"]}],
-        [row(0, 1.0), {"index": 1}],
-        [row(0, 1.0), 3],
-        "x",
-        None,
+        *(("embeddings", body) for body in (b"", b"[1]", b"{", b"\xff")),
+        *(("embeddings", {"data": data}) for data in ("x", None, [FIRST_ROW])),
+        *(
+            ("embeddings", {"data": [FIRST_ROW, *others]})
+            for others in (
+                [row(0, 2.0)],
+                [row(2, 2.0)],
+                [row(1, 2.0), row(2, 3.0)],
+                [row(1, 2.0, 3.0)],
+                [row("1", 2.0)],
+                [{"index": 1, "embedding": "AAA"}],
+                [{"index": 1, "embedding": "AAAAAAA="}],
+                [{"index": 1, "embedding": ["x"]}],
+                [{"index": 1}],
+                [3],
+            )
+        ),
+        *(
+            ("rerank", {"results": results})
+            for results in (
+                None,
+                [result(0)],
+                [result(3, **ONE)],
+                [result(0, **ONE)] * 2,
+                [result(True, **ONE)],
+                ["x"],
+            )
+        ),
     ],
 )
-def test_wrong_embeddings_are_malformed(data: Any) -> None:
+def test_wrong_responses_are_malformed(task: str, document: Any) -> None:
     """A missing, repeated or surplus index, unequal sizes and other values are refused."""
+    call = embeddings_of("a", "b") if task == "embeddings" else rerank_call("a", "b")
     with pytest.raises(errors.MalformedMessage):
-        codec().decode_reply(embeddings_of("a", "b"), response({"data": data}))
-
-
-@pytest.mark.parametrize("body", [b"", b"[1]", b"{", b"\xff"])
-def test_a_response_that_is_no_object_is_malformed(body: bytes) -> None:
-    """The body must be a JSON object."""
-    with pytest.raises(errors.MalformedMessage):
-        codec().decode_reply(embeddings_of("a"), response(body))
-
-
-def rerank_call(*documents: str) -> InferRequest:
-    inputs = (texts(*documents, name="document"), texts("q", name="query"))
-    return InferRequest(model=MODEL, inputs=inputs)
+        codec(task=task).decode_reply(call, response(document))
 
 
 def test_scores_have_the_order_of_the_documents() -> None:
@@ -170,27 +187,13 @@ def test_scores_have_the_order_of_the_documents() -> None:
     assert (1.0, True, 0.5) == (array[0], bool(np.isnan(array[1])), array[2])
 
 
-@pytest.mark.parametrize(
-    "results",
-    [
-        None,
-        [{"index": 0}],
-        [{"index": 3, "relevance_score": 1.0}],
-        [{"index": 0, "relevance_score": 1.0}] * 2,
-        [{"index": True, "relevance_score": 1.0}],
-        ["x"],
-    ],
-)
-def test_wrong_results_are_malformed(results: Any) -> None:
-    """A repeated or unknown index, or a result without a score, is refused."""
-    with pytest.raises(errors.MalformedMessage):
-        codec(task="rerank").decode_reply(rerank_call("a", "b"), response({"results": results}))
+FLOATS = array_tensor("x", np.zeros((1,), np.float32))
+NOT_UTF8 = items_tensor("text", (1,), [b"\xff"])
 
 
 def completion(*prompts: str, **parameters: Any) -> InferRequest:
-    return InferRequest(
-        model=MODEL, inputs=(texts(*prompts, name="prompt"),), parameters=parameters
-    )
+    inputs = (texts(*prompts, name="prompt"),)
+    return InferRequest(model=MODEL, inputs=inputs, parameters=parameters)
 
 
 def test_completions_are_put_in_order() -> None:
@@ -267,10 +270,7 @@ def test_a_stream_has_any_line_ends_and_may_end_within_its_last_event(
 
 @pytest.mark.parametrize(
     "last",
-    [
-        LAST,
-        b'{"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":2,"total_tokens":3}}',
-    ],
+    [LAST, b'{"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":2,"total_tokens":3}}'],
 )
 def test_a_reason_or_the_usage_may_end_a_stream_without_done(last: bytes) -> None:
     """Every client takes a reason, or the usage, for the end where `[DONE]` is missing."""
@@ -314,27 +314,29 @@ def test_a_last_half_of_a_character_is_replaced() -> None:
 
 def test_entries_without_an_index_are_in_order() -> None:
     """A server of one text may leave out `index`, and the order of the entries tells it."""
-    choices = [{"text": "A", "finish_reason": "length"}, {"text": "B", "index": None}]
-    found = codec(task="completions").decode_reply(
-        completion("a", "b"), response({"choices": choices})
-    )
+    choices = {"choices": [{"text": "A", "finish_reason": "length"}, {"text": "B", "index": None}]}
+    found = codec(task="completions").decode_reply(completion("a", "b"), response(choices))
     assert [b"A", b"B"] == list(as_items(found.outputs[0]))
     assert "length,stop" == found.parameters["finish_reason"]
-    data = [{"embedding": [1]}, {"embedding": [2]}]
-    (output,) = codec().decode_reply(embeddings_of("a", "b"), response({"data": data})).outputs
+    data = {"data": [{"embedding": [1]}, {"embedding": [2]}]}
+    (output,) = codec().decode_reply(embeddings_of("a", "b"), response(data)).outputs
     assert [[1.0], [2.0]] == as_numpy(output).tolist()
 
 
-def test_a_stream_without_its_end_is_malformed() -> None:
-    """`[DONE]` is missing where a server ended too early."""
-    with pytest.raises(errors.MalformedMessage, match=r"without \[DONE\]"):
-        stream_of(b'{"choices":[{"text":"A"}]}')
-
-
-def test_an_error_within_a_stream_is_raised() -> None:
+@pytest.mark.parametrize(
+    ("events", "kind", "text"),
+    [
+        # A server ended too early.
+        ((FIRST,), errors.MalformedMessage, r"without \[DONE\]"),
+        ((FIRST, b'{"error":{"message":"boom"}}'), errors.UpstreamError, "boom"),
+    ],
+)
+def test_a_stream_that_fails_is_an_error(
+    events: tuple[bytes, ...], kind: type[Exception], text: str
+) -> None:
     """An event with an error is the server's own error."""
-    with pytest.raises(errors.UpstreamError, match="boom"):
-        stream_of(b'{"choices":[{"text":"A"}]}', b'{"error":{"message":"boom"}}')
+    with pytest.raises(kind, match=text):
+        stream_of(*events)
 
 
 @pytest.mark.parametrize(
@@ -410,30 +412,20 @@ def test_probes(probe: str, path: str, status: int, expected: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "call",
+    ("call", "kind"),
     [
-        embeddings_of(),
-        InferRequest(model=MODEL, inputs=(array_tensor("x", np.zeros((1,), np.float32)),)),
-        InferRequest(model=MODEL, inputs=(items_tensor("text", (1,), [b"\xff"]),)),
-        embeddings_of("a", parameters={"flavour": "sweet"}),
-        rerank_call("a"),
+        (embeddings_of(), errors.InvalidRequest),
+        (embeddings_of("a", parameters={"flavour": "sweet"}), errors.InvalidRequest),
+        (rerank_call("a"), errors.InvalidRequest),
+        (InferRequest(model=MODEL, inputs=(FLOATS,)), errors.InvalidRequest),
+        (InferRequest(model=MODEL, inputs=(NOT_UTF8,)), errors.InvalidRequest),
+        # Sequences, classes and calls without a model have no members.
+        (embeddings_of("a", sequence=CallSequence(1)), errors.Unsupported),
+        (embeddings_of("a", outputs=(RequestedOutput("x", classes=1),)), errors.Unsupported),
+        (InferRequest(inputs=(texts("a"),)), errors.Unsupported),
     ],
 )
-def test_inferences_of_another_task_are_refused(call: InferRequest) -> None:
+def test_what_the_form_does_not_carry_is_refused(call: InferRequest, kind: type[Exception]) -> None:
     """Inputs and parameters must be those of the task of the upstream."""
-    with pytest.raises(errors.InvalidRequest):
-        codec().encode_call(call)
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        embeddings_of("a", sequence=CallSequence(1)),
-        embeddings_of("a", outputs=(RequestedOutput("x", classes=1),)),
-        InferRequest(inputs=(texts("a"),)),
-    ],
-)
-def test_what_the_form_does_not_carry_is_unsupported(call: InferRequest) -> None:
-    """Sequences, classes and calls without a model have no members."""
-    with pytest.raises(errors.Unsupported):
+    with pytest.raises(kind):
         codec().encode_call(call)

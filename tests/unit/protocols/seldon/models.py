@@ -8,18 +8,14 @@ from typing import Any
 import numpy as np
 
 from gateway.api.backend import Arrays
-from gateway.backends.python import PythonBackend
-from gateway.frontend.frontend import Frontend
-from gateway.ir.calls import Call, ServerLiveRequest, ServerReadyRequest
-from gateway.ir.metadata import TensorMetadata
 from gateway.ir.tensors.datatypes import Datatype
-from gateway.policies.complete.policy import Complete
 from gateway.policies.complete.tensors import ALL_NEEDS
 from gateway.protocols.seldon.declarations import read_declaration
 from gateway.protocols.seldon.grpc.codec import GrpcCodec
 from gateway.protocols.seldon.http.codec import HttpCodec
-from gateway.wire.grpc import GrpcRequest, GrpcResponse
-from gateway.wire.http import Headers, HttpRequest, HttpResponse
+from gateway.wire.grpc import GrpcRequest
+from gateway.wire.http import Headers, HttpRequest
+from tests.unit.protocols.served import Models, Signature, tensors
 
 D = Datatype
 
@@ -67,47 +63,15 @@ FUNCTIONS: dict[str, tuple[Any, Datatype, tuple[int, ...]]] = {
     "wrapped": (wrapped, D.BYTES, (-1,)),
     "broken": (broken, D.BYTES, (-1,)),
 }
-Tensors = tuple[TensorMetadata, ...]
-
-
-def signature(name: str) -> tuple[Any, Tensors, Tensors]:
-    """Return function, inputs and outputs of a model."""
-    if name == "both":
-        inputs = TensorMetadata("a", D.FP32, (-1, 2)), TensorMetadata("b", D.FP32, (-1,))
-        outputs = TensorMetadata("sum", D.FP32, (-1,)), TensorMetadata("b", D.FP32, (-1,))
-        return both, inputs, outputs
-    function, datatype, shape = FUNCTIONS[name]
-    return (
-        function,
-        (TensorMetadata("x", datatype, shape),),
-        (TensorMetadata("y", datatype, shape),),
-    )
-
-
-class OneModel:
-    """A service of one model, which is the default."""
-
-    def __init__(self, name: str, declared: Any = None) -> None:
-        self._declared = declared
-        function, inputs, outputs = signature(name)
-        self._backend = PythonBackend(name, function, inputs=inputs, outputs=outputs)
-        self._complete = Complete(self._metadata, ALL_NEEDS)
-
-    async def __call__(self, call: Call[Any], /) -> Any:
-        if isinstance(call, ServerLiveRequest | ServerReadyRequest):
-            return True
-        if not self._backend.is_loaded:
-            await self._backend.start()
-        return await self._complete(call)
-
-    async def _metadata(self, call: Call[Any], /) -> Any:
-        reply = await self._backend(call)
-        if self._declared is not None and hasattr(reply, "declarations"):
-            return reply.changed(declarations={"seldon": self._declared})
-        return reply
-
-    async def close(self) -> None:
-        await self._backend.stop()
+MODELS: dict[str, Signature] = {
+    name: (function, tensors(("x", datatype, shape)), tensors(("y", datatype, shape)))
+    for name, (function, datatype, shape) in FUNCTIONS.items()
+}
+MODELS["both"] = (
+    both,
+    tensors(("a", D.FP32, (-1, 2)), ("b", D.FP32, (-1,))),
+    tensors(("sum", D.FP32, (-1,)), ("b", D.FP32, (-1,))),
+)
 
 
 async def answer(
@@ -118,16 +82,13 @@ async def answer(
 ) -> Any:
     """Return the response of a frontend whose default model is *model*."""
     typed = None if declared is None else read_declaration(declared, str)
-    service = OneModel(model, typed)
     kind: Any = HttpCodec if isinstance(wire, HttpRequest) else GrpcCodec
     codec = kind(options={"default_model": model, **(options or {})})
     if typed is not None:
         codec.declare({model: typed})
-    try:
-        (response,) = [each async for each in Frontend(codec, service)(wire)]
-    finally:
-        await service.close()
-    assert isinstance(response, HttpResponse | GrpcResponse)
+    declarations = None if typed is None else {"seldon": typed}
+    models = Models(MODELS, model, needs=ALL_NEEDS, declarations=declarations)
+    (response,) = await models.responses(codec, wire)
     return response
 
 

@@ -13,8 +13,8 @@ from gateway.ir.context import ModelRef
 from gateway.ir.errors import GatewayError
 from gateway.ir.tensors.data import UntypedData
 from gateway.protocols.seldon.http.codec import HttpCodec
-from gateway.wire.http import Headers, HttpRequest, HttpResponse
 from tests.golden.members import AlwaysSent
+from tests.golden.recorded import recorded_request, recorded_response
 from tests.unit.protocols.seldon.models import answer
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "seldon"
@@ -55,29 +55,15 @@ OTHER_STATUS = {
 }
 
 
-def request(name: str) -> HttpRequest:
-    head, _, body = (GOLDEN / f"{name}.req.http").read_bytes().partition(b"\r\n\r\n")
-    line, *fields = head.decode().split("\r\n")
-    method, target, _ = line.split(" ")
-    path, _, query = target.partition("?")
-    headers = [(key, value.strip()) for key, _, value in (each.partition(":") for each in fields)]
-    return HttpRequest(method, path, query, Headers(headers), (memoryview(body),))
-
-
-def response(name: str) -> HttpResponse:
-    head, _, body = (GOLDEN / f"{name}.resp.http").read_bytes().partition(b"\r\n\r\n")
-    line, *fields = head.decode().split("\r\n")
-    headers = [(key, value.strip()) for key, _, value in (each.partition(":") for each in fields)]
-    return HttpResponse(int(line.split(" ")[1]), Headers(headers), (memoryview(body),))
-
-
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry["name"])
 async def test_recorded_requests_get_responses_of_the_same_meaning(entry: dict[str, Any]) -> None:
     """Status, content type and payload are those of the server; texts of errors are ours."""
     name = entry["name"]
     number = name[:3]
     declared = {"json": "text"} if number == "022" else None
-    found = await answer(MODELS.get(number, "integers"), request(name), None, declared)
+    found = await answer(
+        MODELS.get(number, "integers"), recorded_request(GOLDEN, name), None, declared
+    )
     assert OTHER_STATUS.get(number, entry["status"]) == found.status
     body = bytes(found.view)
     assert [] == SENT.missing(entry, found.status, body)
@@ -108,7 +94,7 @@ async def test_recorded_requests_get_responses_of_the_same_meaning(entry: dict[s
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry["name"])
 def test_recorded_responses_are_read(entry: dict[str, Any]) -> None:
     """An answer of the server is one tensor without a datatype, or an error with its text."""
-    codec, wire = HttpCodec(), response(entry["name"])
+    codec, wire = HttpCodec(), recorded_response(GOLDEN, entry["name"])
     call = InferRequest(model=ModelRef("demo"))
     if "predict" not in entry["request_line"]:
         return
@@ -117,10 +103,8 @@ def test_recorded_responses_are_read(entry: dict[str, Any]) -> None:
             codec.decode_reply(call, wire)
         assert json.loads(entry["response_body"])["status"]["info"] == raised.value.message
         again = codec.encode_error(None, raised.value)
-        assert (entry["status"], json.loads(entry["response_body"])) == (
-            again.status,
-            json.loads(bytes(again.view)),
-        )
+        assert entry["status"] == again.status
+        assert json.loads(entry["response_body"]) == json.loads(bytes(again.view))
         return
     reply = codec.decode_reply(call, wire)
     (output,) = reply.outputs

@@ -77,6 +77,9 @@ async def test_a_wrong_value_is_refused_with_its_place(
         assert (status, place in info) == (400, True), info
 
 
+NUMBERS = '{"tensor":{"shape":[%s],"values":[%s]}}'
+
+
 @pytest.mark.parametrize(
     ("model", "data", "answered"),
     [
@@ -84,32 +87,16 @@ async def test_a_wrong_value_is_refused_with_its_place(
         ("unsigned", '{"ndarray":[18446744073709551615]}', '{"ndarray":[18446744073709551615]}'),
         ("unsigned", '{"ndarray":[9007199254740992.0]}', '{"ndarray":[9007199254740992]}'),
         ("unsigned", '{"ndarray":[1.0,9007199254740993]}', '{"ndarray":[1,9007199254740993]}'),
-        (
-            "bytes8",
-            '{"tensor":{"shape":[1,2],"values":[-128.0,127]}}',
-            '{"tensor":{"shape":[1,2],"values":[-128,127]}}',
-        ),
-        (
-            "unsigned",
-            '{"tensor":{"shape":[1],"values":[9007199254740992]}}',
-            '{"tensor":{"shape":[1],"values":[9007199254740992]}}',
-        ),
+        ("bytes8", NUMBERS % ("1,2", "-128.0,127"), NUMBERS % ("1,2", "-128,127")),
+        ("unsigned", NUMBERS % (1, 9007199254740992), NUMBERS % (1, 9007199254740992)),
         ("flags", '{"ndarray":[[true,false]]}', '{"ndarray":[[true,false]]}'),
         ("texts", '{"ndarray":[["é",""]]}', '{"ndarray":[["é",""]]}'),
-        (
-            "floats",
-            '{"tensor":{"shape":[1,1],"values":[0.1]}}',
-            '{"tensor":{"shape":[1,1],"values":[0.10000000149011612]}}',
-        ),
+        ("floats", NUMBERS % ("1,1", "0.1"), NUMBERS % ("1,1", "0.10000000149011612")),
         ("floats", '{"ndarray":[[0.1]]}', '{"ndarray":[[0.1]]}'),
         ("halves", '{"ndarray":[[0.1]]}', '{"ndarray":[[0.099975586]]}'),
         ("integers", "{}", '{"ndarray":[]}'),
         ("integers", '{"ndarray":[]}', '{"ndarray":[]}'),
-        (
-            "integers",
-            '{"tensor":{"shape":[0,3],"values":[]}}',
-            '{"tensor":{"shape":[0,3],"values":[]}}',
-        ),
+        ("integers", NUMBERS % ("0,3", ""), NUMBERS % ("0,3", "")),
     ],
 )
 async def test_values_are_exact_in_the_form_of_the_request(
@@ -201,26 +188,22 @@ async def test_a_message_comes_in_several_ways(wire: HttpRequest) -> None:
     assert (status, found["strData"]) == (200, "é+ ".encode().upper().decode())
 
 
+MULTIPART = "multipart/form-data; boundary=b"
+URLENCODED = "application/x-www-form-urlencoded"
+PART = b'--b\r\nContent-Disposition: form-data; name="%b"\r\n\r\n%b\r\n--b--'
+
+
 @pytest.mark.parametrize(
     ("kind", "body"),
     [
         ("text/plain", b"{}"),
         ("multipart/form-data", b""),
-        ("multipart/form-data; boundary=b", b"--b\r\n\r\n\r\n--b--"),
-        (
-            "multipart/form-data; boundary=b",
-            b'--b\r\nContent-Disposition: form-data; name="binData"\r\n\r\nx\r\n--b--',
-        ),
-        (
-            "multipart/form-data; boundary=b",
-            b'--b\r\nContent-Disposition: form-data; name="strData"\r\n\r\n\xff\r\n--b--',
-        ),
-        (
-            "multipart/form-data; boundary=b",
-            b'--b\r\nContent-Disposition: form-data; name="data"\r\n\r\n{\r\n--b--',
-        ),
-        ("application/x-www-form-urlencoded", b"a=1"),
-        ("application/x-www-form-urlencoded", b"json=%FF"),
+        (MULTIPART, b"--b\r\n\r\n\r\n--b--"),
+        (MULTIPART, PART % (b"binData", b"x")),
+        (MULTIPART, PART % (b"strData", b"\xff")),
+        (MULTIPART, PART % (b"data", b"{")),
+        (URLENCODED, b"a=1"),
+        (URLENCODED, b"json=%FF"),
         ("application/json", b""),
         ("application/json", b"null"),
         ("application/json", b'{"strData":"a","strData":"b"}'),
@@ -244,34 +227,32 @@ async def test_json_is_a_text_or_an_object_of_inputs_where_it_is_declared() -> N
     assert (await ask("both", '{"jsonData":[1]}', {"json": "inputs"}))[0] == 400
 
 
+COLUMNS = {"columns": {"a": ["0", "1"], "b": ["2"]}}
+
+
 async def test_several_outputs_need_a_declaration() -> None:
     """One of them answers, or all as JSON."""
-    columns = {"columns": {"a": ["0", "1"], "b": ["2"]}}
     message = {"data": {"ndarray": [[1, 2, 3], [4, 5, 6]]}}
-    status, info = await ask("both", message, columns)
+    status, info = await ask("both", message, COLUMNS)
     assert (status, "seldon.output" in info) == (501, True)
-    _, found = await ask("both", message, {**columns, "output": "sum"})
+    _, found = await ask("both", message, {**COLUMNS, "output": "sum"})
     assert found["data"]["ndarray"] == [6.0, 15.0]
-    _, found = await ask("both", message, {**columns, "json_outputs": "true"})
+    _, found = await ask("both", message, {**COLUMNS, "json_outputs": "true"})
     assert found["jsonData"] == {"sum": [6.0, 15.0], "b": [3.0, 6.0]}
 
 
 @pytest.mark.parametrize(
-    ("message", "place"),
+    ("data", "place"),
     [
-        ({"data": {"ndarray": [[1, 2, 3], [4, 5, "x"]]}}, "data.ndarray[1][2] is 'x'"),
-        ({"data": {"ndarray": [[1, 2, 3], [4, 5]]}}, "data.ndarray[1] is a list of 2"),
-        ({"data": {"ndarray": [[1, 2]]}}, "has shape [1, 2]: expected rows of 3"),
-        (
-            {"data": {"tensor": {"shape": [2, 3], "values": [1, 2, 3, 4, 5, 1e39]}}},
-            "data.tensor.values[5] is 1e+39",
-        ),
+        ('{"ndarray":[[1,2,3],[4,5,"x"]]}', "data.ndarray[1][2] is 'x'"),
+        ('{"ndarray":[[1,2,3],[4,5]]}', "data.ndarray[1] is a list of 2"),
+        ('{"ndarray":[[1,2]]}', "has shape [1, 2]: expected rows of 3"),
+        (NUMBERS % ("2,3", "1,2,3,4,5,1e39"), "data.tensor.values[5] is 1e+39"),
     ],
 )
-async def test_wrong_columns_are_refused_with_their_place(message: Any, place: str) -> None:
+async def test_wrong_columns_are_refused_with_their_place(data: str, place: str) -> None:
     """The place is that in the message, not in the column."""
-    columns = {"columns": {"a": ["0", "1"], "b": ["2"]}, "output": "sum"}
-    status, info = await ask("both", message, columns)
+    status, info = await ask("both", f'{{"data":{data}}}', {**COLUMNS, "output": "sum"})
     assert (status, place in info) == (400, True), info
 
 

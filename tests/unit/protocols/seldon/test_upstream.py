@@ -34,28 +34,25 @@ def body_of(codec: HttpCodec, call: InferRequest) -> Any:
     return json.loads(bytes(codec.encode_call(call).view))
 
 
+def of(*values: Any) -> Tensor:
+    return array_tensor("x", np.array(values))
+
+
+FLAG = {"dtype": "DT_BOOL", "tensorShape": {"dim": [{"size": "1"}]}, "tensorContent": "AQ=="}
+
+
 @pytest.mark.parametrize(
     ("form", "tensor", "expected"),
     [
         ("auto", X, {"tensor": {"shape": [1, 2], "values": [1.5, 2.0]}}),
         ("ndarray", X, {"ndarray": [[1.5, 2.0]]}),
-        ("auto", array_tensor("x", np.array([2**53])), {"tensor": {"shape": [1], "values": [2**53]}}),
-        ("auto", array_tensor("x", np.array([2**53 + 1])), {"ndarray": [2**53 + 1]}),
-        ("auto", array_tensor("x", np.array([True])), {"ndarray": [True]}),
+        ("auto", of(2**53), {"tensor": {"shape": [1], "values": [2**53]}}),
+        ("auto", of(2**53 + 1), {"ndarray": [2**53 + 1]}),
+        ("auto", of(True), {"ndarray": [True]}),
         ("auto", items_tensor("x", (1,), [b"a"]), {"ndarray": ["a"]}),
-        (
-            "tftensor",
-            array_tensor("x", np.array([True])),
-            {
-                "tftensor": {
-                    "dtype": "DT_BOOL",
-                    "tensorShape": {"dim": [{"size": "1"}]},
-                    "tensorContent": "AQ==",
-                }
-            },
-        ),
+        ("tftensor", of(True), {"tftensor": FLAG}),
     ],
-)  # fmt: skip
+)
 def test_a_tensor_is_sent_in_the_form_of_the_options(
     form: str, tensor: Tensor, expected: dict[str, Any]
 ) -> None:
@@ -93,9 +90,7 @@ def test_what_the_protocol_lacks_is_refused(call: Any) -> None:
 def test_a_value_without_a_form_is_refused_as_an_input() -> None:
     """The text names the input, not an output."""
     with pytest.raises(Unsupported, match="input 'x' has 9007199254740993 at index 0"):
-        HttpCodec(options={"form": "tensor"}).encode_call(
-            call_of(array_tensor("x", np.array([2**53 + 1])))
-        )
+        HttpCodec(options={"form": "tensor"}).encode_call(call_of(of(2**53 + 1)))
 
 
 def test_a_reply_with_the_status_of_a_failure_is_an_error() -> None:
@@ -118,22 +113,15 @@ def test_a_reply_without_a_payload_is_an_error(body: bytes) -> None:
 
 
 def test_questions_have_paths_of_the_microservice() -> None:
-    """Health has a status, and metadata a document."""
-    codec = HttpCodec()
-    ready = ServerReadyRequest()
+    """Health has a status; an orchestrator has neither, and its models need a declaration."""
+    codec, ready = HttpCodec(), ServerReadyRequest()
     assert codec.encode_call(ready).path == "/health/status"
-    assert codec.decode_reply(ready, HttpResponse(200)) is True
-    assert codec.decode_reply(ready, HttpResponse(500)) is False
+    for status, is_ready in ((200, True), (500, False), (404, True)):
+        assert codec.decode_reply(ready, HttpResponse(status)) is is_ready
     metadata = ModelMetadataRequest(model=ModelRef("m"))
     assert codec.encode_call(metadata).path == "/metadata"
-
-
-def test_an_orchestrator_has_neither_path() -> None:
-    """It is ready, and its models need a declaration."""
-    codec = HttpCodec()
-    assert codec.decode_reply(ServerReadyRequest(), HttpResponse(404)) is True
     with pytest.raises(Unsupported, match=r"no metadata; expected models\.NAME"):
-        codec.decode_reply(ModelMetadataRequest(model=ModelRef("m")), HttpResponse(404))
+        codec.decode_reply(metadata, HttpResponse(404))
 
 
 def test_tags_of_a_server_are_parameters_without_those_of_the_request() -> None:
@@ -218,10 +206,8 @@ def test_parts_of_a_form_are_sent_as_json(fields: dict[str, bytes], sent: str | 
     if sent is not None:
         call = InferRequest(model=ModelRef("m"))
         found = codec.send_on(call, Origin("seldon.http", wire, whole="seldon.http"))
-        assert (sent, "application/json") == (
-            bytes(found.view).decode(),
-            found.headers.get("content-type"),
-        )
+        assert sent == bytes(found.view).decode()
+        assert "application/json" == found.headers.get("content-type")
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])

@@ -8,47 +8,18 @@ from typing import Any
 import numpy as np
 
 from gateway.api.backend import Arrays
-from gateway.backends.python import PythonBackend
-from gateway.frontend.frontend import Frontend
-from gateway.ir.calls import (
-    Call,
-    ModelConfigRequest,
-    RepositoryIndexRequest,
-    ServerLiveRequest,
-    ServerReadyRequest,
-    ServerStatusRequest,
-)
-from gateway.ir.context import ModelRef
-from gateway.ir.errors import ModelNotFound, ModelNotNamed, VersionNotFound
-from gateway.ir.metadata import (
-    ModelConfiguration,
-    ModelMetadata,
-    ModelStatus,
-    RepositoryEntry,
-    ServerStatus,
-    TensorMetadata,
-)
 from gateway.ir.tensors.datatypes import Datatype
-from gateway.policies.complete.policy import Complete
 from gateway.protocols.torchserve.declarations import read_declaration
 from gateway.protocols.torchserve.grpc.codec import GrpcCodec
 from gateway.protocols.torchserve.http.codec import HttpCodec
 from gateway.wire.grpc import GrpcRequest, GrpcResponse
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
+from tests.unit.protocols.served import Models, Signature, add_sub, digits, tensors
 
 D = Datatype
 JSON = ("Content-Type", "application/json")
 TEXT = ("Content-Type", "text/plain")
 OCTETS = ("Content-Type", "application/octet-stream")
-
-
-def digits(inputs: Arrays) -> Arrays:
-    return {"output": inputs["input"].sum(axis=1)}
-
-
-def add_sub(inputs: Arrays) -> Arrays:
-    a, b = inputs["INPUT0"], inputs["INPUT1"]
-    return {"OUTPUT0": a + b, "OUTPUT1": a - b}
 
 
 def echo(inputs: Arrays) -> Arrays:
@@ -62,87 +33,22 @@ def stream(inputs: Arrays) -> Iterator[Arrays]:
         yield {"y": np.array([number], np.int64)}
 
 
-def declared(*found: tuple[str, Datatype, tuple[int, ...]]) -> tuple[TensorMetadata, ...]:
-    return tuple(TensorMetadata(*each) for each in found)
-
-
-Signature = tuple[Any, tuple[TensorMetadata, ...], tuple[TensorMetadata, ...]]
 MODELS: dict[str, Signature] = {
-    "digits": (
-        digits,
-        declared(("input", D.FP32, (-1, -1))),
-        declared(("output", D.FP32, (-1,))),
-    ),
+    "digits": (digits, tensors(("input", D.FP32, (-1, -1))), tensors(("output", D.FP32, (-1,)))),
     "add_sub": (
         add_sub,
-        declared(("INPUT0", D.INT32, (-1, -1)), ("INPUT1", D.INT32, (-1, -1))),
-        declared(("OUTPUT0", D.INT32, (-1, -1)), ("OUTPUT1", D.INT32, (-1, -1))),
+        tensors(("INPUT0", D.INT32, (-1, -1)), ("INPUT1", D.INT32, (-1, -1))),
+        tensors(("OUTPUT0", D.INT32, (-1, -1)), ("OUTPUT1", D.INT32, (-1, -1))),
     ),
-    "raw": (echo, declared(("x", D.BYTES, (-1, 1))), declared(("y", D.BYTES, (-1, 1)))),
-    "text": (echo, declared(("x", D.BYTES, (1,))), declared(("y", D.BYTES, (1,)))),
-    "fixed": (echo, declared(("x", D.INT16, (1, 2))), declared(("y", D.INT16, (1, 2)))),
-    "stream": (stream, declared(("n", D.INT64, (1,))), declared(("y", D.INT64, (1,)))),
-    "halves": (echo, declared(("x", D.FP16, (3,))), declared(("y", D.FP16, (3,)))),
+    "raw": (echo, tensors(("x", D.BYTES, (-1, 1))), tensors(("y", D.BYTES, (-1, 1)))),
+    "text": (echo, tensors(("x", D.BYTES, (1,))), tensors(("y", D.BYTES, (1,)))),
+    "fixed": (echo, tensors(("x", D.INT16, (1, 2))), tensors(("y", D.INT16, (1, 2)))),
+    "stream": (stream, tensors(("n", D.INT64, (1,))), tensors(("y", D.INT64, (1,)))),
+    "halves": (echo, tensors(("x", D.FP16, (3,))), tensors(("y", D.FP16, (3,)))),
 }
 
 
 VERSIONS = {"digits": ("1", "2")}
-
-
-class AllModels:
-    """A service of the models above.
-
-    Args:
-        default: The model of calls without a name; "" for none.
-    """
-
-    def __init__(self, default: str = "") -> None:
-        self._default = default
-        self.is_ready = True
-        self._services: dict[str, Complete] = {}
-        self._backends: list[PythonBackend] = []
-
-    async def __call__(self, call: Call[Any], /) -> Any:
-        if isinstance(call, ServerLiveRequest | ServerReadyRequest):
-            return self.is_ready
-        if isinstance(call, RepositoryIndexRequest):
-            return tuple([RepositoryEntry(name) for name in MODELS])
-        if isinstance(call, ServerStatusRequest):
-            return await self._status(call)
-        name = self._default if call.model is None else call.model.name
-        if not name:
-            raise ModelNotNamed("no model; set default_model")
-        if name not in MODELS:
-            raise ModelNotFound(f"unknown model {name!r}", model=call.model)
-        if isinstance(call, ModelConfigRequest):
-            return ModelConfiguration({"model_transaction_policy": {"decoupled": name == "stream"}})
-        if call.model is not None and call.model.version:
-            if call.model.version not in VERSIONS.get(name, ("1",)):
-                raise VersionNotFound(f"no such version of {name!r}", model=call.model)
-            call = call.changed(model=ModelRef(name))
-        service = await self._service(name)
-        return await service(call)
-
-    async def _status(self, call: ServerStatusRequest) -> ServerStatus:
-        name = "" if call.about is None else call.about.name
-        if name not in MODELS:
-            return ServerStatus(is_ready=True)
-        metadata = ModelMetadata(name=name, versions=VERSIONS.get(name, ("1",)))
-        return ServerStatus(is_ready=True, models=(ModelStatus(metadata),))
-
-    async def _service(self, name: str) -> Complete:
-        found = self._services.get(name)
-        if found is None:
-            function, inputs, outputs = MODELS[name]
-            backend = PythonBackend(name, function, inputs=inputs, outputs=outputs)
-            await backend.start()
-            self._backends.append(backend)
-            found = self._services[name] = Complete(backend, frozenset())
-        return found
-
-    async def close(self) -> None:
-        for backend in self._backends:
-            await backend.stop()
 
 
 async def answers(
@@ -154,29 +60,25 @@ async def answers(
     is_ready: bool = True,
 ) -> list[HttpResponse]:
     """Return the responses of a frontend; *forms* are what is declared of models."""
-    service = AllModels(default)
+    service = served(default)
     service.is_ready = is_ready
-    codec = HttpCodec(options=options)
-    codec.declare({name: read_declaration(form, str) for name, form in (forms or {}).items()})
-    frontend = Frontend(codec, service)
-    try:
-        return [response async for response in frontend(wire)]
-    finally:
-        await service.close()
+    return await service.responses(with_forms(HttpCodec(options=options), forms), wire)
 
 
 async def grpc_answers(
     wire: GrpcRequest, forms: Mapping[str, Mapping[str, Any]] | None = None
 ) -> list[GrpcResponse]:
     """Return the responses of a frontend for gRPC."""
-    service = AllModels()
-    codec = GrpcCodec()
+    return await served().responses(with_forms(GrpcCodec(), forms), wire)
+
+
+def served(default: str = "") -> Models:
+    return Models(MODELS, default, decoupled="stream", versions=VERSIONS)
+
+
+def with_forms(codec: Any, forms: Mapping[str, Mapping[str, Any]] | None) -> Any:
     codec.declare({name: read_declaration(form, str) for name, form in (forms or {}).items()})
-    frontend = Frontend(codec, service)
-    try:
-        return [response async for response in frontend(wire)]
-    finally:
-        await service.close()
+    return codec
 
 
 def post(

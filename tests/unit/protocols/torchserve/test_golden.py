@@ -20,8 +20,9 @@ from gateway.ir.errors import (
 from gateway.ir.tensors.data import UntypedData
 from gateway.protocols.torchserve.declarations import BodyForm
 from gateway.protocols.torchserve.http.codec import HttpCodec
-from gateway.wire.http import Headers, HttpRequest, HttpResponse
+from gateway.wire.http import HttpResponse
 from tests.golden.members import AlwaysSent
+from tests.golden.recorded import recorded_request, recorded_response
 from tests.unit.protocols.torchserve.models import answers
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "torchserve"
@@ -41,25 +42,6 @@ DIFFERENT = {
 }
 
 
-def parts(name: str, kind: str) -> tuple[str, list[tuple[str, str]], bytes]:
-    head, _, body = (GOLDEN / f"{name}.{kind}.http").read_bytes().partition(b"\r\n\r\n")
-    line, *fields = head.decode().split("\r\n")
-    pairs = [(key, value.strip()) for key, _, value in (each.partition(":") for each in fields)]
-    return line, pairs, body
-
-
-def request(name: str) -> HttpRequest:
-    line, pairs, body = parts(name, "req")
-    method, target, _ = line.split(" ")
-    path, _, query = target.partition("?")
-    return HttpRequest(method, path, query, Headers(pairs), (memoryview(body),))
-
-
-def response(name: str) -> HttpResponse:
-    line, pairs, body = parts(name, "resp")
-    return HttpResponse(int(line.split(" ")[1]), Headers(pairs), (memoryview(body),))
-
-
 OWN = [entry for entry in ENTRIES if not any(each in entry["request_line"] for each in OTHERS)]
 
 
@@ -67,7 +49,7 @@ OWN = [entry for entry in ENTRIES if not any(each in entry["request_line"] for e
 async def test_recorded_requests_get_responses_of_the_same_meaning(entry: dict[str, Any]) -> None:
     """Status, content type and values are those of the server; texts of errors are ours."""
     name = entry["name"]
-    (found,) = await answers(request(name), FORMS)
+    (found,) = await answers(recorded_request(GOLDEN, name), FORMS)
     assert found.status == DIFFERENT.get(name, entry["status"])
     body = bytes(found.view)
     assert [] == SENT.missing(entry, found.status, body)
@@ -79,11 +61,11 @@ async def test_recorded_requests_get_responses_of_the_same_meaning(entry: dict[s
         assert document["code"] == expected["code"]
         assert document["type"] == expected["type"]
     elif "/models" in entry["request_line"]:
-        check_management(json.loads(bytes(response(name).view)), json.loads(body))
+        check_management(json.loads(bytes(recorded_response(GOLDEN, name).view)), json.loads(body))
     elif "/text" in entry["request_line"]:
         assert body == b"x"  # the recorded handler answers a text of its own
     elif "/raw" in entry["request_line"]:
-        assert body == bytes(response(name).view)
+        assert body == bytes(recorded_response(GOLDEN, name).view)
     else:
         assert json.loads(body) == json.loads(entry["response_body"])
 
@@ -117,10 +99,10 @@ BROKEN = ("012", "016")
 def test_what_a_handler_gets_is_what_an_input_gets(entry: dict[str, Any]) -> None:
     """The recorded handler tells its fields: bytes are the same, and so are values of JSON."""
     codec = HttpCodec()
-    wire = request(entry["name"])
+    wire = recorded_request(GOLDEN, entry["name"])
     form = {"echo": BodyForm(request="columns")} if b"a=1&b" in bytes(wire.view) else {}
     codec.declare(form)
-    got = json.loads(bytes(response(entry["name"]).view))["got"]
+    got = json.loads(bytes(recorded_response(GOLDEN, entry["name"]).view))["got"]
     if entry["name"][:3] in BROKEN:
         with pytest.raises(InvalidRequest, match="the body is not JSON"):
             codec.decode_call(wire)
@@ -153,7 +135,7 @@ def test_recorded_responses_are_read(entry: dict[str, Any]) -> None:
         return
     codec = HttpCodec()
     call = InferRequest(model=ModelRef("m"))
-    wire = response(entry["name"])
+    wire = recorded_response(GOLDEN, entry["name"])
     if "transfer-encoding" in {key.lower() for key, _ in wire.headers.pairs}:
         wire = HttpResponse(wire.status, wire.headers, (b"part0 part1 part2 last",))
     if entry["status"] == 200:

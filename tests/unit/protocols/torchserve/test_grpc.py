@@ -23,7 +23,7 @@ from gateway.protocols.torchserve.grpc.codec import (
 )
 from gateway.protocols.torchserve.http.codec import HttpCodec
 from gateway.schema import torchserve_inference_pb2 as pb
-from gateway.schema import torchserve_management_pb2
+from gateway.schema import torchserve_management_pb2 as management
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus
 from tests.unit.protocols.torchserve.models import grpc_answers
 
@@ -143,23 +143,18 @@ async def test_ping_is_the_json_of_http() -> None:
     assert json.loads(health) == {"status": "Healthy"}
 
 
+async def managed(method: str, **fields: Any) -> Any:
+    """Return the document of a reply about models."""
+    requests = {LIST: management.ListModelsRequest, DESCRIBE: management.DescribeModelRequest}
+    found = await only(GrpcRequest(method, (requests[method](**fields).SerializeToString(),)))
+    return json.loads(management.ManagementResponse.FromString(bytes(found.view)).msg)
+
+
 async def test_management_is_read_only() -> None:
     """Lists and descriptions are answered; the other methods are refused by name."""
-    request = torchserve_management_pb2.ListModelsRequest(
-        limit=1, next_page_token=1
-    ).SerializeToString()
-    found = await only(GrpcRequest(LIST, (request,)))
-    document = json.loads(
-        torchserve_management_pb2.ManagementResponse.FromString(bytes(found.view)).msg
-    )
+    document = await managed(LIST, limit=1, next_page_token=1)
     assert [each["modelName"] for each in document["models"]] == ["digits"]
-    question = torchserve_management_pb2.DescribeModelRequest(
-        model_name="digits", model_version="all"
-    )
-    found = await only(GrpcRequest(DESCRIBE, (question.SerializeToString(),)))
-    document = json.loads(
-        torchserve_management_pb2.ManagementResponse.FromString(bytes(found.view)).msg
-    )
+    document = await managed(DESCRIBE, model_name="digits", model_version="all")
     assert [each["modelVersion"] for each in document] == ["1.0", "2.0"]
     changing = [each for each in METHODS if "Management" in each and each not in (LIST, DESCRIBE)]
     assert len(changing) == 4

@@ -253,41 +253,47 @@ async def test_a_decoupled_model_streams_its_replies() -> None:
     assert (await refused(post("stream", "[1.5]")))[0] == 400
 
 
-async def test_management_is_read_only() -> None:
-    """Lists and descriptions are answered; what would change models is refused by name."""
-    status, body, _ = await only(HttpRequest("GET", "/models", "limit=2"))
-    document = json.loads(body)
-    assert (status, document["nextPageToken"]) == (200, "2")
-    assert [each["modelName"] for each in document["models"]] == ["add_sub", "digits"]
-    query = "limit=2&next_page_token=2"
-    _, body, _ = await only(HttpRequest("GET", "/models", query))
-    assert [each["modelName"] for each in json.loads(body)["models"]] == ["fixed", "halves"]
-    for path, versions in (
-        ("/models/digits", ["1.0", "2.0"]),
-        ("/models/digits/all", ["1.0", "2.0"]),
-        ("/models/digits/2.0", ["2.0"]),
+async def listed(path: str, query: str = "") -> Any:
+    """Return the document of a question about models."""
+    status, body, _ = await only(HttpRequest("GET", path, query))
+    assert status == 200
+    return json.loads(body)
+
+
+async def test_management_lists_and_describes_models() -> None:
+    """A page has a token for the next one, and each version of a model is described."""
+    for query, token, names in (
+        ("limit=2", "2", ["add_sub", "digits"]),
+        ("limit=2&next_page_token=2", "4", ["fixed", "halves"]),
     ):
-        status, body, _ = await only(HttpRequest("GET", path))
-        assert status == 200
-        assert [each["modelVersion"] for each in json.loads(body)] == versions
-    assert (await refused(HttpRequest("GET", "/models/none")))[:2] == (
-        404,
-        "ModelNotFoundException",
-    )
-    found = await refused(HttpRequest("GET", "/models/digits/3.0"))
-    assert found[:2] == (404, "ModelVersionNotFoundException")
+        document = await listed("/models", query)
+        assert document["nextPageToken"] == token
+        assert [each["modelName"] for each in document["models"]] == names
+    for path, versions in (("", ["1.0", "2.0"]), ("/all", ["1.0", "2.0"]), ("/2.0", ["2.0"])):
+        document = await listed(f"/models/digits{path}")
+        assert [each["modelVersion"] for each in document] == versions
+    for path, kind in (("none", "ModelNotFound"), ("digits/3.0", "ModelVersionNotFound")):
+        found = await refused(HttpRequest("GET", f"/models/{path}"))
+        assert found[:2] == (404, f"{kind}Exception")
     assert (await refused(HttpRequest("GET", "/models", "limit=x")))[0] == 400
-    for method, path in (
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
         ("POST", "/models"),
         ("PUT", "/models/digits"),
         ("PUT", "/models/digits/1.0/set-default"),
         ("DELETE", "/models/digits/1.0"),
-    ):
-        status, kind, text = await refused(HttpRequest(method, path))
-        assert (status, kind) == (405, "MethodNotAllowedException")
-        assert "read-only" in text
-        status, _, text = await refused(HttpRequest(method, path), options={"shared": ("/models",)})
-        assert (status, "multi_model" in text) == (404, True)
+    ],
+)
+async def test_management_is_read_only(method: str, path: str) -> None:
+    """What would change models is refused by name."""
+    status, kind, text = await refused(HttpRequest(method, path))
+    assert (status, kind) == (405, "MethodNotAllowedException")
+    assert "read-only" in text
+    status, _, text = await refused(HttpRequest(method, path), options={"shared": ("/models",)})
+    assert (status, "multi_model" in text) == (404, True)
 
 
 async def test_a_document_describes_the_predictions() -> None:
@@ -305,23 +311,21 @@ def test_a_sequence_is_named_by_headers() -> None:
     assert call.sequence == CallSequence("s-1", start=True)
 
 
+MULTIPART = "multipart/form-data; boundary=B"
+NAMED = b"--B\r\nContent-Disposition: form-data"
+
+
 @pytest.mark.parametrize(
     ("body", "kind"),
     [
         (b"", "multipart/form-data"),
-        (b"--B\r\n\r\nx\r\n--B--", "multipart/form-data; boundary=B"),
-        (
-            b"--B\r\nContent-Disposition: form-data\r\n\r\nx\r\n--B--",
-            "multipart/form-data; boundary=B",
-        ),
-        (
-            b'--B\r\nContent-Disposition: form-data; name="data"\r\n\r\nx',
-            "multipart/form-data; boundary=B",
-        ),
-        (b"no", "multipart/form-data; boundary=B"),
-        (b"--Bx\r\n", "multipart/form-data; boundary=B"),
-        (b"%ff=1", "application/x-www-form-urlencoded"),
-        (b"&".join([b"a=1"] * 3000), "application/x-www-form-urlencoded"),
+        (b"--B\r\n\r\nx\r\n--B--", MULTIPART),
+        (NAMED + b"\r\n\r\nx\r\n--B--", MULTIPART),
+        (NAMED + b'; name="data"\r\n\r\nx', MULTIPART),
+        (b"no", MULTIPART),
+        (b"--Bx\r\n", MULTIPART),
+        (b"%ff=1", FORM[1]),
+        (b"&".join([b"a=1"] * 3000), FORM[1]),
     ],
 )
 async def test_a_broken_form_is_refused(body: bytes, kind: str) -> None:

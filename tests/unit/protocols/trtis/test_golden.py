@@ -31,10 +31,7 @@ from gateway.wire.grpc import GrpcResponse
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 from tests.cases.trtis_golden import EXCHANGES, INDEX, METADATA, Exchange, array_of, typed
 
-OPEN: Mapping[str, Any] = {
-    "model_control": True,
-    "repository_index": True,
-}
+OPEN: Mapping[str, Any] = {"model_control": True, "repository_index": True}
 CODECS: dict[str, Any] = {
     "http": HttpCodec(DEFAULT_LIMITS, OPEN),
     "grpc": GrpcCodec(DEFAULT_LIMITS, OPEN),
@@ -188,10 +185,8 @@ def test_encodes_recorded_request(exchange: Exchange) -> None:
         recorded = pb.InferRequest.FromString(bytes(exchange.request.view))
         sent = pb.InferRequest.FromString(bytes(wire.view))
         found = sent.meta_data
-        assert (recorded.model_name, recorded.model_version) == (
-            sent.model_name,
-            sent.model_version,
-        )
+        assert recorded.model_name == sent.model_name
+        assert recorded.model_version == sent.model_version
         assert list(recorded.raw_input) == list(sent.raw_input)
     assert expected == found
 

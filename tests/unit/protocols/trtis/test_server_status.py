@@ -155,10 +155,10 @@ OWN = ModelConfiguration(
         "max_batch_size": 4,
         "version_policy": {"specific": {"versions": [1, 3]}},
         "input": [
-            {"name": "X", "data_type": "TYPE_FP32", "dims": [4, 2], "reshape": {"shape": [8]}},
+            {"name": "X", "data_type": "TYPE_FP32", "dims": [4, 2], "reshape": {"shape": [8]}}
         ],
         "output": [
-            {"name": "Y", "data_type": "TYPE_FP32", "dims": [4], "label_filename": "labels.txt"},
+            {"name": "Y", "data_type": "TYPE_FP32", "dims": [4], "label_filename": "labels.txt"}
         ],
         "instance_group": [{"name": "g", "kind": "KIND_CPU", "count": 2, "passive": False}],
         "optimization": {"priority": "PRIORITY_MAX", "eager_batching": True},
@@ -194,11 +194,9 @@ def test_configuration_of_the_server_is_encoded() -> None:
     assert ("m", "python", 4) == (config.name, config.platform, config.max_batch_size)
     assert [1, 3] == list(config.version_policy.specific.versions)
     (tensor,) = config.input
-    assert ([4, 2], [8], pb.TYPE_FP32) == (
-        list(tensor.dims),
-        list(tensor.reshape.shape),
-        tensor.data_type,
-    )
+    assert [4, 2] == list(tensor.dims)
+    assert [8] == list(tensor.reshape.shape)
+    assert pb.TYPE_FP32 == tensor.data_type
     assert ["labels.txt"] == [output.label_filename for output in config.output]
     assert [("g", 2)] == [(group.name, group.count) for group in config.instance_group]
     assert pb.ModelOptimizationPolicy.PRIORITY_MAX == config.optimization.priority
@@ -219,11 +217,9 @@ def test_unrepresentable_configuration_is_replaced_by_metadata() -> None:
     """A number that is too large for its field does not prevent the status."""
     own = ModelConfiguration({"dynamic_batching": {"priority_levels": 1 << 40}})
     config = write_config(ModelMetadata(name="m", max_batch_size=8, configuration=own), 128)
-    assert ("m", 8, None) == (
-        config.name,
-        config.max_batch_size,
-        config.WhichOneof("scheduling_choice"),
-    )
+    assert "m" == config.name
+    assert 8 == config.max_batch_size
+    assert config.WhichOneof("scheduling_choice") is None
 
 
 def test_unloaded_versions_are_listed_with_loaded_ones() -> None:

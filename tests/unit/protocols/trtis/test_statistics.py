@@ -48,50 +48,36 @@ def counters(found: ModelStatistics) -> pb.ModelVersionStatus:
     return write_status(status, TrtisOptions()).model_status["m"].version_status[1]
 
 
+def ran(count: int, ns: int) -> BatchStatistics:
+    return BatchStatistics(compute_infer=Duration(count, ns))
+
+
 def test_counters_are_encoded_per_version() -> None:
     """Each size has its executions; size 1 has the requests that the server batched."""
-    version_status = counters(
-        ModelStatistics(
-            name="m",
-            version="1",
-            last_inference_ms=77,
-            inference_count=12,
-            execution_count=5,
-            inference=InferStatistics(success=Duration(7, 70)),
-            batches={
-                2: BatchStatistics(compute_infer=Duration(4, 40)),
-                4: BatchStatistics(compute_infer=Duration(1, 9)),
-            },
-        )
+    totals: dict[str, Any] = {"last_inference_ms": 77, "inference_count": 12, "execution_count": 5}
+    inference, batches = InferStatistics(success=Duration(7, 70)), {2: ran(4, 40), 4: ran(1, 9)}
+    found = counters(
+        ModelStatistics(name="m", version="1", inference=inference, batches=batches, **totals)
     )
-    assert (5, 12, 77) == (
-        version_status.model_execution_count,
-        version_status.model_inference_count,
-        version_status.last_inference_timestamp_milliseconds,
-    )
-    found = {
-        size: (one.compute.count, one.success.count)
-        for size, one in version_status.infer_stats.items()
+    assert (5, 12) == (found.model_execution_count, found.model_inference_count)
+    assert 77 == found.last_inference_timestamp_milliseconds
+    sizes = {
+        size: (one.compute.count, one.success.count) for size, one in found.infer_stats.items()
     }
-    assert {1: (0, 2), 2: (4, 4), 4: (1, 1)} == found
-    assert pb.MODEL_READY == version_status.ready_state
+    assert {1: (0, 2), 2: (4, 4), 4: (1, 1)} == sizes
+    assert pb.MODEL_READY == found.ready_state
 
 
 def test_counters_of_one_batch_size_have_all_requests() -> None:
     """With one batch size, all requests belong to it."""
-    version_status = counters(
-        ModelStatistics(
-            name="m",
-            version="1",
-            inference=InferStatistics(success=Duration(7, 70), fail=Duration(1, 2), queue=ZERO),
-            batches={1: BatchStatistics(compute_infer=Duration(7, 40))},
-        )
+    inference = InferStatistics(success=Duration(7, 70), fail=Duration(1, 2), queue=ZERO)
+    found = counters(
+        ModelStatistics(name="m", version="1", inference=inference, batches={1: ran(7, 40)})
     )
-    (stats,) = version_status.infer_stats.values()
+    (stats,) = found.infer_stats.values()
     assert not stats.HasField("queue")
-    assert [(7, 70), (1, 2), (7, 40)] == [
-        (one.count, one.total_time_ns) for one in (stats.success, stats.failed, stats.compute)
-    ]
+    durations = (stats.success, stats.failed, stats.compute)
+    assert [(7, 70), (1, 2), (7, 40)] == [(one.count, one.total_time_ns) for one in durations]
 
 
 def sums(entry: pb.ModelVersionStatus) -> dict[str, tuple[int, int]]:

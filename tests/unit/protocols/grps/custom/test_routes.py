@@ -117,28 +117,25 @@ def test_stream_uses_the_templates_of_the_route() -> None:
     assert isinstance(call, StreamInferRequest)
     first = CODEC.encode_item(call, REPLY.changed(is_final=False))
     last = CODEC.encode_end(call, REPLY)
-    event = 'data: {"choices":[{"delta":{"content":"höi"}}]}\n\n'
     assert last is not None
-    assert ("text/event-stream", event, "data: [DONE]\n\n") == (
-        first.headers.get("content-type"),
-        bytes(first.view).decode(),
-        bytes(last.view).decode(),
-    )
+    assert "text/event-stream" == first.headers.get("content-type")
+    assert 'data: {"choices":[{"delta":{"content":"höi"}}]}\n\n' == bytes(first.view).decode()
+    assert b"data: [DONE]\n\n" == bytes(last.view)
 
 
 def test_stream_error_is_an_event_or_a_separate_response() -> None:
-    """An error is an event once the stream has begun, and a response before."""
+    """An error is an event once the stream has begun, also as an item, and a response before."""
     call = decode_call({**BODY, "stream": True})
     assert isinstance(call, StreamInferRequest)
-    document = '{"error":{"message":"boom","code":500}}'
-    late = CODEC.encode_late_error(call, UpstreamError("boom"))
-    assert f"data: {document}\n\n" == bytes(late.view).decode()
-    early = CODEC.encode_error(call, UpstreamError("boom"))
-    assert (500, "application/json", document) == (
-        early.status,
-        early.headers.get("content-type"),
-        bytes(early.view).decode(),
-    )
+    document, error = b'{"error":{"message":"boom","code":500}}', UpstreamError("boom")
+    event = b"data: %b\n\n" % document
+    assert event == bytes(CODEC.encode_late_error(call, error).view)
+    # A stream of Triton may continue after it.
+    failed = InferResponse(model=ModelRef("m"), outputs=(), is_final=False, error=error)
+    assert event == bytes(CODEC.encode_item(call, failed).view)
+    early = CODEC.encode_error(call, error)
+    assert (500, document) == (early.status, bytes(early.view))
+    assert "application/json" == early.headers.get("content-type")
 
 
 def test_error_of_an_invalid_body_fills_the_template() -> None:
@@ -209,23 +206,18 @@ def test_inputs_of_every_datatype_are_decoded(
     datatype: str, value: list[Any], expected: list[Any]
 ) -> None:
     """This includes datatypes that grps lacks; the nesting is the default shape."""
-    route = {
-        "path": "/x",
-        "model": "m",
-        "inputs": [{"name": "a", "place": "a", "datatype": datatype}],
-        "answer": "${a}",
-    }
+    place = {"name": "a", "place": "a", "datatype": datatype}
+    route = {"path": "/x", "model": "m", "inputs": [place], "answer": "${a}"}
     codec = HttpCodec(DEFAULT_LIMITS, {"customized": [route]})
     wire = HttpRequest("POST", "/x", body=(memoryview(orjson.dumps({"a": value})),))
-    call = codec.decode_call(wire)
-    assert isinstance(call, InferRequest)
+    call: Any = codec.decode_call(wire)
     [tensor] = call.inputs
-    found = as_numpy(tensor).tolist()
-    assert (Datatype(datatype), (len(value),), [str(one) for one in expected]) == (
-        tensor.datatype,
-        tensor.shape,
-        [str(one) for one in found],
-    )
+    assert (Datatype(datatype), (len(value),)) == (tensor.datatype, tensor.shape)
+    assert [str(one) for one in expected] == [str(one) for one in as_numpy(tensor).tolist()]
+
+
+def with_input(**fields: Any) -> dict[str, Any]:
+    return {"path": "/x", "answer": 1, "inputs": [{"name": "a", "place": "a", **fields}]}
 
 
 @pytest.mark.parametrize(
@@ -234,17 +226,11 @@ def test_inputs_of_every_datatype_are_decoded(
         ({"path": "v1"}, "expected a plain path"),
         ({"path": "/grps/v1/x"}, "outside /grps/"),
         ({"path": "/x", "nope": 1}, "no option 'nope'"),
-        ({"path": "/x", "inputs": [{"name": "a", "place": "a"}]}, "expected a template"),
-        ({"path": "/x", "answer": 1, "inputs": [{"name": "a", "place": "a..b"}]}, "is not a path"),
-        ({"path": "/x", "answer": 1, "inputs": [{"name": "a"}]}, "place is None: expected text"),
-        (
-            {"path": "/x", "answer": 1, "inputs": [{"name": "a", "place": "a", "datatype": "Q"}]},
-            "datatype is 'Q': expected one of BOOL",
-        ),
-        (
-            {"path": "/x", "answer": 1, "inputs": [{"name": "a", "place": "a", "shape": [-1, -1]}]},
-            "at most one",
-        ),
+        ({**with_input(), "answer": None}, "expected a template"),
+        (with_input(place="a..b"), "is not a path"),
+        (with_input(place=None), "place is None: expected text"),
+        (with_input(datatype="Q"), "datatype is 'Q': expected one of BOOL"),
+        (with_input(shape=[-1, -1]), "at most one"),
         ({"path": "/x", "body": "xml"}, "expected one of json, form, query"),
         ({"path": "/x", "stream": {"mode": "tea"}}, "expected one of query_param"),
         ({"path": "/x", "parameters": {"a": 1}}, "parameters.a is 1: expected text"),
@@ -265,11 +251,9 @@ def test_lookup_returns_the_value_or_missing() -> None:
     """A place has names, and indexes from either end."""
     document = {"a": [{"b": 1}, {"b": 2}]}
     missing = [lookup(document, read_place(place)) for place in ("a[2]", "b", "a.b", "a[0].b.c")]
-    assert (2, 1, 1) == (
-        lookup(document, read_place("a[-1].b")),
-        lookup(document, read_place("a[0].b")),
-        len(set(map(id, missing))),
-    )
+    assert 2 == lookup(document, read_place("a[-1].b"))
+    assert 1 == lookup(document, read_place("a[0].b"))
+    assert 1 == len(set(map(id, missing)))
 
 
 NUMBERS = HttpCodec(
@@ -294,6 +278,10 @@ NUMBERS = HttpCodec(
 )
 
 
+THREE = items_tensor("x", (3,), [b"a"] * 3)
+NO_NUMBERS = raw_tensor("x", Datatype.INT8, ((1 << 32) - 1, 0), memoryview(b""))
+
+
 def number(path: str, document: object, query: str = "") -> Any:
     """Return the input of a document or a query."""
     body = memoryview(orjson.dumps(document))
@@ -305,11 +293,9 @@ def test_values_are_decoded_for_their_datatype() -> None:
     """Queries have booleans as words, BF16 has numbers; dimensions may be text."""
     assert [True] == as_numpy(number("/BOOL", {}, "x=true")).tolist()
     half = number("/BF16", {"x": [1.5, -2]})
-    assert (Datatype.BF16, (2,), [0x3FC0, 0xC000]) == (
-        half.datatype,
-        half.shape,
-        as_numpy(half).tolist(),
-    )
+    assert Datatype.BF16 is half.datatype
+    assert (2,) == half.shape
+    assert [0x3FC0, 0xC000] == as_numpy(half).tolist()
     # Nearest to what is above the middle of two values; FP32, and FP64, have the middle itself.
     for text, bits in (("1.00390625000000000001", 0x3F81), ("1.00390625", 0x3F80)):
         for body in (b'{"x":[%b]}', b'{"x":["%b"]}'):
@@ -375,45 +361,37 @@ def test_an_output_of_text_is_nested_as_its_shape(shape: tuple[int, ...], expect
         assert json.dumps(expected) == json.dumps(found).replace("0", '"a"')
 
 
-def test_text_output_that_does_not_match_its_shape_fails() -> None:
-    """An upstream of another protocol may send it."""
+@pytest.mark.parametrize(
+    ("fields", "kind", "text"),
+    [
+        # An upstream of another protocol may send it.
+        (
+            {"outputs": (Tensor("x", Datatype.BYTES, (2, 2), THREE.data),)},
+            Unconvertible,
+            r"'x' has 3 elements, and shape \[2, 2\]",
+        ),
+        # A template writes a list for each row, and not a single number.
+        ({"outputs": (NO_NUMBERS,)}, Unconvertible, "at most 1000000 are allowed"),
+        ({"outputs": (), "parameters": {"x": 1 << 70}}, Unsupported, "cannot be written as JSON"),
+    ],
+)
+def test_outputs_without_a_json_form_fail(
+    fields: dict[str, Any], kind: type[Exception], text: str
+) -> None:
+    """The error is one of the upstream, or names what JSON lacks."""
     call = NUMBERS.decode_call(HttpRequest("GET", "/BOOL", "x=true", Headers(()), ()))
-    output = Tensor("x", Datatype.BYTES, (2, 2), items_tensor("x", (3,), [b"a"] * 3).data)
-    with pytest.raises(Unconvertible, match=r"'x' has 3 elements, and shape \[2, 2\]"):
-        NUMBERS.encode_reply(call, InferResponse(model=ModelRef("m"), outputs=(output,)))
+    with pytest.raises(kind, match=text):
+        NUMBERS.encode_reply(call, InferResponse(model=ModelRef("m"), **fields))
 
 
-def test_an_output_of_billions_of_empty_lists_is_rejected() -> None:
-    """A template writes a list for each row, and not a single number."""
-    call = NUMBERS.decode_call(HttpRequest("GET", "/BOOL", "x=true", Headers(()), ()))
-    output = raw_tensor("x", Datatype.INT8, ((1 << 32) - 1, 0), memoryview(b""))
-    with pytest.raises(Unconvertible, match="at most 1000000 are allowed"):
-        NUMBERS.encode_reply(call, InferResponse(model=ModelRef("m"), outputs=(output,)))
-
-
-def test_error_within_a_stream_is_an_event() -> None:
-    """A stream of Triton may continue after it."""
-    call = decode_call({**BODY, "stream": True})
-    failed = InferResponse(
-        model=ModelRef("m"), outputs=(), is_final=False, error=UpstreamError("boom")
-    )
-    part = CODEC.encode_item(call, failed)
-    assert b'data: {"error":{"message":"boom","code":500}}\n\n' == bytes(part.view)
-
-
-def test_integer_over_64_bits_in_a_template_is_unsupported() -> None:
-    """JSON is written with integers up to 64 bits."""
-    reply = InferResponse(model=ModelRef("m"), outputs=(), parameters={"x": 1 << 70})
-    call = NUMBERS.decode_call(HttpRequest("GET", "/BOOL", "x=true", Headers(()), ()))
-    with pytest.raises(Unsupported, match="cannot be written as JSON"):
-        NUMBERS.encode_reply(call, reply)
-
-
-def test_invalid_form_is_rejected() -> None:
-    """A form needs percent-encoded ASCII and its content type."""
-    for body, kind, text in (
+@pytest.mark.parametrize(
+    ("body", "kind", "text"),
+    [
         (b"x=\xff", "application/x-www-form-urlencoded", "not percent-encoded ASCII"),
         (b"x=1", "text/plain", "expected application/x-www-form-urlencoded"),
-    ):
-        with pytest.raises(InvalidRequest, match=text):
-            decode_call(body, "/v1/score", kind)
+    ],
+)
+def test_invalid_form_is_rejected(body: bytes, kind: str, text: str) -> None:
+    """A form needs percent-encoded ASCII and its content type."""
+    with pytest.raises(InvalidRequest, match=text):
+        decode_call(body, "/v1/score", kind)

@@ -136,28 +136,13 @@ def test_members_of_the_wrong_type_are_rejected(document: dict[str, Any], text: 
 
 def test_nulls_and_unknown_members_are_ignored() -> None:
     """Both servers ignore them; an empty list of another member is no data."""
-    document = {
-        "gtensors": {
-            "tensors": [
-                {
-                    "name": None,
-                    "dtype": 1,
-                    "shape": None,
-                    "flat_uint8": [3],
-                    "flat_int8": [],
-                    "x": 1,
-                }
-            ]
-        },
-        "str_data": None,
-        "unknown": {"a": [1]},
-    }
+    absent: dict[str, Any] = {"name": None, "shape": None, "flat_int8": [], "x": 1}
+    tensors = {"tensors": [{"dtype": 1, "flat_uint8": [3], **absent}]}
+    document = {"gtensors": tensors, "str_data": None, "unknown": {"a": [1]}}
     assert "3" == text_of(read_request(document, DEFAULT_LIMITS, NO_TEXT).tensors[0])
-    assert {"s_s": {"a": "b"}} == dict(
-        read_request(
-            {"gmap": {"s_s": {"a": "b"}, "s_t": {"k": 1}, "s_b": None}}, DEFAULT_LIMITS, NO_TEXT
-        ).entries
-    )
+    maps = {"s_s": {"a": "b"}, "s_t": {"k": 1}, "s_b": None}
+    found = read_request({"gmap": maps}, DEFAULT_LIMITS, NO_TEXT)
+    assert {"s_s": {"a": "b"}} == dict(found.entries)
 
 
 def test_base64_is_read_in_both_alphabets() -> None:
@@ -218,18 +203,16 @@ def test_unusual_statuses_are_written_as_json() -> None:
     assert {"code": 1, "msg": "a?", "status": 7} == document["status"]
 
 
+def gtensors(*tensors: Tensor) -> GrpsMessage:
+    return GrpsMessage(form=ContentFormat.GTENSORS, tensors=tensors)
+
+
 @pytest.mark.parametrize(
     "message",
     [
         GrpsMessage(form=ContentFormat.STR_DATA, text="\ud800"),
-        GrpsMessage(
-            form=ContentFormat.GTENSORS,
-            tensors=(Tensor("x", None, None, items_tensor("", (0,), []).data),),
-        ),
-        GrpsMessage(
-            form=ContentFormat.GTENSORS,
-            tensors=(array_tensor("x", np.empty((0, 1 << 33), np.float32)),),
-        ),
+        gtensors(Tensor("x", None, None, items_tensor("", (0,), []).data)),
+        gtensors(array_tensor("x", np.empty((0, 1 << 33), np.float32))),
     ],
 )
 def test_message_without_a_json_form_is_unsupported(message: GrpsMessage) -> None:
@@ -241,9 +224,7 @@ def test_message_without_a_json_form_is_unsupported(message: GrpsMessage) -> Non
 def test_unaligned_elements_are_written() -> None:
     """A view at an odd offset of a message is copied, not rejected."""
     array = np.frombuffer(b"\x00" + np.float32(1.5).tobytes(), np.uint8)[1:].view("<f4")
-    document = orjson.loads(
-        write_json(GrpsMessage(form=ContentFormat.GTENSORS, tensors=(array_tensor("x", array),)))
-    )
+    document = orjson.loads(write_json(gtensors(array_tensor("x", array))))
     assert [1.5] == document["gtensors"]["tensors"][0]["flat_float32"]
 
 
@@ -286,13 +267,11 @@ def test_many_numbers_are_read_and_written_in_pieces(count: int) -> None:
     assert flat == as_numpy(tensor).tolist()
     values = np.arange(count, dtype="<f4")
     values[-1] = np.nan
-    message = GrpsMessage(form=ContentFormat.GTENSORS, tensors=(array_tensor("x", values),))
-    written = orjson.loads(write_json(message))["gtensors"]["tensors"][0]["flat_float32"]
-    assert [*range(count - 1), "NaN"] == written
     ranks = np.arange(count, dtype="<i8")
-    message = GrpsMessage(form=ContentFormat.GTENSORS, tensors=(array_tensor("y", ranks),))
-    written = orjson.loads(write_json(message))["gtensors"]["tensors"][0]["flat_int64"]
-    assert list(map(str, range(count))) == written
+    message = gtensors(array_tensor("x", values), array_tensor("y", ranks))
+    first, second = orjson.loads(write_json(message))["gtensors"]["tensors"]
+    assert [*range(count - 1), "NaN"] == first["flat_float32"]
+    assert list(map(str, range(count))) == second["flat_int64"]
 
 
 @pytest.mark.parametrize("shape", [(300_000,), (3, 100_000), (300_000, 1), (1, 1, 300_000)])

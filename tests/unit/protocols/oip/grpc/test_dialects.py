@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from gateway.ir.calls import InferRequest
@@ -60,42 +62,31 @@ def test_parameters_of_tensors_are_checked_too() -> None:
             check_infer(DIALECTS["kserve"], request, {})
 
 
+REGION = SharedMemoryData("r", 0, 4)
+HERE = Tensor("X", Datatype.FP32, (1,), REGION)
+
+
 @pytest.mark.parametrize(
-    ("request_", "text"),
+    ("fields", "text"),
     [
-        (
-            InferRequest(model=M, outputs=(RequestedOutput("Y", classes=3),)),
-            "output 'Y' is requested as 3 classes",
-        ),
-        (
-            InferRequest(
-                model=M, outputs=(RequestedOutput("Y", shared=SharedMemoryData("r", 0, 4)),)
-            ),
-            "output 'Y' is requested in shared memory",
-        ),
-        (
-            InferRequest(
-                model=M, inputs=(Tensor("X", Datatype.FP32, (1,), SharedMemoryData("r", 0, 4)),)
-            ),
-            "input 'X' is in shared memory",
-        ),
+        ({"outputs": (RequestedOutput("Y", classes=3),)}, "output 'Y' is requested as 3 classes"),
+        ({"outputs": (RequestedOutput("Y", shared=REGION),)}, "'Y' is requested in shared memory"),
+        ({"inputs": (HERE,)}, "input 'X' is in shared memory"),
     ],
 )
 def test_classes_and_shared_memory_are_rejected_for_mlserver(
-    request_: InferRequest, text: str
+    fields: dict[str, Any], text: str
 ) -> None:
     """Classes and shared memory pass for Triton and are rejected for MLServer."""
-    check_infer(DIALECTS["triton"], request_, {})
+    request = InferRequest(model=M, **fields)
+    check_infer(DIALECTS["triton"], request, {})
     with pytest.raises(Unsupported, match=text):
-        check_infer(DIALECTS["mlserver"], request_, {})
+        check_infer(DIALECTS["mlserver"], request, {})
 
 
-@pytest.mark.parametrize("dialect", ["triton", "mlserver", "ovms"])
-def test_dialects_with_versions_accept_a_version(dialect: str) -> None:
-    """A model version passes for servers that evaluate it."""
-    check_version(DIALECTS[dialect], ModelRef("m", "1"))
-
-
-def test_kserve_accepts_a_model_without_version() -> None:
+@pytest.mark.parametrize(
+    ("dialect", "version"), [("triton", "1"), ("mlserver", "1"), ("ovms", "1"), ("kserve", "")]
+)
+def test_versions_pass_for_servers_that_have_them(dialect: str, version: str) -> None:
     """A model without a version passes for a server without versions."""
-    check_version(DIALECTS["kserve"], M)
+    check_version(DIALECTS[dialect], ModelRef("m", version))

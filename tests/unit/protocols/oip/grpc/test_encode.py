@@ -33,51 +33,6 @@ def join(parts: Iterable[bytes | bytearray | memoryview] | None) -> bytes:
     return b"".join(parts)
 
 
-def test_writes_a_request_as_the_library_does() -> None:
-    """The encoder writes a request byte for byte as the protobuf library does."""
-    expected = pb.ModelInferRequest(
-        model_name="m",
-        model_version="1",
-        id="abc",
-        parameters={"k": pb.InferParameter(string_param="v")},
-        inputs=[pb.ModelInferRequest.InferInputTensor(name="X", datatype="INT16", shape=[2, 3])],
-        outputs=[
-            pb.ModelInferRequest.InferRequestedOutputTensor(
-                name="Y", parameters={"n": pb.InferParameter(int64_param=-1)}
-            )
-        ],
-        raw_input_contents=[np.arange(6, dtype="<i2").tobytes()],
-    )
-    found = WRITER.request(M, "abc", {"k": "v"}, [X], [RequestedOutput("Y", parameters={"n": -1})])
-    assert expected.SerializeToString() == join(found)
-
-
-def test_writes_a_response_as_the_library_does() -> None:
-    """The encoder writes a response byte for byte as the protobuf library does."""
-    expected = pb.ModelInferResponse(
-        model_name="m",
-        outputs=[
-            pb.ModelInferResponse.InferOutputTensor(
-                name="X",
-                datatype="INT16",
-                shape=[2, 3],
-                parameters={"u": pb.InferParameter(uint64_param=2**64 - 1)},
-            )
-        ],
-        raw_output_contents=[np.arange(6, dtype="<i2").tobytes()],
-    )
-    tensor = Tensor("X", X.datatype, X.shape, X.data, {"u": 2**64 - 1})
-    assert expected.SerializeToString() == join(WRITER.response(ModelRef("m"), "", {}, [tensor]))
-
-
-def test_repeated_tensor_is_written_identically() -> None:
-    """A tensor of the same description is written identically, one of another shape is not."""
-    flat = array_tensor("X", np.arange(6, dtype="<i2"))
-    first, second, other = (join(WRITER.response(M, "", {}, [t])) for t in (X, X, flat))
-    assert first == second
-    assert [6] == list(pb.ModelInferResponse.FromString(other).outputs[0].shape)
-
-
 def test_large_data_are_separate_parts() -> None:
     """Small data are part of the head; large data follow it as a separate part."""
     big = array_tensor("BIG", np.zeros(4096, "<i4"))

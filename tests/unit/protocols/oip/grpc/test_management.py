@@ -26,10 +26,7 @@ from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
 from gateway.ir.metadata import ModelMetadata, ModelState, RepositoryEntry, TensorMetadata
 from gateway.ir.tensors.datatypes import Datatype
 from gateway.protocols.oip.grpc.codec import GrpcCodec
-from gateway.protocols.oip.grpc.management import (
-    MESSAGES,
-    SERVICE,
-)
+from gateway.protocols.oip.grpc.management import MESSAGES, SERVICE
 from gateway.schema import open_inference_pb2 as pb
 from gateway.wire.grpc import GrpcRequest
 from tests.cases.oip_options import EVERYTHING
@@ -78,80 +75,49 @@ def test_metadata_with_ambiguous_field_is_read() -> None:
 )
 def test_states(spelled: str, state: ModelState) -> None:
     """States are read with and without MLServer's prefix; a new one is unknown."""
-    message = pb.RepositoryIndexResponse(models=[Entry(name="m", state=spelled)])
-    assert (RepositoryEntry("m", state=state),) == read(RepositoryIndexRequest, message)
+    found = read(RepositoryIndexRequest, index([Entry(name="m", state=spelled)]))
+    assert (RepositoryEntry("m", state=state),) == found
 
 
 def test_long_reason_is_truncated() -> None:
     """The reason why a model is not ready is truncated to its limit."""
-    message = pb.RepositoryIndexResponse(models=[Entry(name="m", reason="x" * 5000)])
-    (entry,) = read(RepositoryIndexRequest, message)
+    (entry,) = read(RepositoryIndexRequest, index([Entry(name="m", reason="x" * 5000)]))
     assert DEFAULT_LIMITS.error_text_bytes == len(entry.reason)
+
+
+def index(models: list[Entry]) -> Message:
+    return pb.RepositoryIndexResponse(models=models)
+
+
+def server(extensions: list[str]) -> Message:
+    return pb.ServerMetadataResponse(extensions=extensions)
+
+
+META, SERVER_META, INDEX = ModelMetadataRequest, ServerMetadataRequest, RepositoryIndexRequest
+
+
+def meta(**fields: Any) -> Message:
+    return pb.ModelMetadataResponse(**fields)
 
 
 @pytest.mark.parametrize(
     ("call", "message", "kind", "text"),
     [
         (
-            ModelMetadataRequest,
-            pb.ModelMetadataResponse(inputs=[Tensor(name="A", shape=[-2])]),
+            META,
+            meta(inputs=[Tensor(shape=[-2])]),
             InvalidTensor,
-            r"'A' has shape \[-2\]: expected dimensions of -1 or more",
+            r"\[-2\]: expected dimensions of -1",
         ),
-        (
-            ModelMetadataRequest,
-            pb.ModelMetadataResponse(inputs=[Tensor(name="A", shape=[1] * 33)]),
-            TooLarge,
-            "'A' has 33 dimensions, at most 32",
-        ),
-        (
-            ModelMetadataRequest,
-            pb.ModelMetadataResponse(outputs=[Tensor()] * 2049),
-            TooLarge,
-            "2049 outputs, at most 2048",
-        ),
-        (
-            ModelMetadataRequest,
-            pb.ModelMetadataResponse(versions=[""] * 10_001),
-            TooLarge,
-            "10001 versions, at most 10000",
-        ),
-        (
-            ModelMetadataRequest,
-            pb.ModelMetadataResponse(platform="\n"),
-            InvalidRequest,
-            "model metadata has the character",
-        ),
-        (
-            ModelMetadataRequest,
-            pb.ModelMetadataResponse(inputs=[Tensor(name="\n")]),
-            InvalidRequest,
-            "tensor name has the character",
-        ),
-        (
-            ServerMetadataRequest,
-            pb.ServerMetadataResponse(extensions=["\n"]),
-            InvalidRequest,
-            "server metadata has the character",
-        ),
-        (
-            ServerMetadataRequest,
-            pb.ServerMetadataResponse(extensions=[""] * 10_001),
-            TooLarge,
-            "10001 extensions",
-        ),
-        (
-            RepositoryIndexRequest,
-            pb.RepositoryIndexResponse(models=[Entry()] * 10_001),
-            TooLarge,
-            "10001 models",
-        ),
-        (
-            RepositoryIndexRequest,
-            pb.RepositoryIndexResponse(models=[Entry(name="m", version="\n")]),
-            InvalidRequest,
-            "model version has the character",
-        ),
+        (META, meta(inputs=[Tensor(shape=[1] * 33)]), TooLarge, "33 dimensions, at most 32"),
+        (META, meta(outputs=[Tensor()] * 2049), TooLarge, "2049 outputs, at most 2048"),
+        (META, meta(versions=[""] * 10_001), TooLarge, "10001 versions, at most 10000"),
+        (META, meta(platform="\n"), InvalidRequest, "model metadata has the character"),
+        (META, meta(inputs=[Tensor(name="\n")]), InvalidRequest, "tensor name has the character"),
+        (SERVER_META, server(["\n"]), InvalidRequest, "server metadata has the character"),
+        (SERVER_META, server([""] * 10_001), TooLarge, "10001 extensions"),
+        (INDEX, index([Entry()] * 10_001), TooLarge, "10001 models"),
+        (INDEX, index([Entry(version="\n")]), InvalidRequest, "model version has the character"),
     ],
 )
 def test_rejects(

@@ -34,6 +34,11 @@ M = ModelRef("m")
 CALL = StreamInferRequest(model=M, request=InferRequest(model=M, id="7"))
 
 
+INVALID = pb.ModelInferRequest(
+    model_name="m", id="9", raw_input_contents=[b"left over"]
+).SerializeToString()
+
+
 def to_wire(message: pb.ModelInferRequest | bytes, *metadata: tuple[str, str]) -> GrpcRequest:
     data = message if isinstance(message, bytes) else message.SerializeToString()
     return GrpcRequest(STREAM, (memoryview(data),), metadata)
@@ -66,20 +71,26 @@ def marked(final: bool, **fields: Any) -> pb.ModelInferResponse:
     return pb.ModelInferResponse(parameters={"triton_final_response": mark}, **fields)
 
 
-def test_error_of_invalid_request_is_in_the_stream_with_its_id() -> None:
-    """The stream reports the error of an invalid request with the request's model name and id."""
-    wrong = pb.ModelInferRequest(model_name="m", id="9", raw_input_contents=[b"left over"])
-    found = stream_response(CODEC.encode_error(None, decode_error(to_wire(wrong))))
-    assert "message has 1 raw contents for 0 tensors" in found.error_message
-    assert ("m", "9") == (found.infer_response.model_name, found.infer_response.id)
+OTHER_ID = envelope(infer_response=marked(True, id="8"))
+FINAL_ERROR = envelope(error_message="it broke", infer_response=marked(True))
 
 
-@pytest.mark.parametrize("data", [b"\xff\xff", b"\x0a\x02\xff\xfe"], ids=["cut", "no text"])
-def test_error_of_undecodable_bytes_is_in_the_stream(data: bytes) -> None:
-    """The stream reports bytes that are not a message as an error without model name and id."""
+@pytest.mark.parametrize(
+    ("data", "text", "named"),
+    [
+        (INVALID, "message has 1 raw contents for 0 tensors", ("m", "9")),
+        (b"\xff\xff", "not a message of type", ("", "")),
+        (b"\x0a\x02\xff\xfe", "not a message of type", ("", "")),
+    ],
+    ids=["invalid", "cut", "no text"],
+)
+def test_error_of_an_invalid_message_is_in_the_stream(
+    data: bytes, text: str, named: tuple[str, str]
+) -> None:
+    """The error has the model name and the id of the request, where they could be read."""
     found = stream_response(CODEC.encode_error(None, decode_error(to_wire(data))))
-    assert found.error_message
-    assert ("", "") == (found.infer_response.model_name, found.infer_response.id)
+    assert text in found.error_message
+    assert named == (found.infer_response.model_name, found.infer_response.id)
 
 
 def test_client_may_request_errors_as_stream_status() -> None:
@@ -96,31 +107,24 @@ def test_client_may_request_errors_as_stream_status() -> None:
     assert GrpcStatus.INVALID_ARGUMENT is CODEC.encode_error(None, decode_error(broken)).status
 
 
+def wants_final(**value: Any) -> pb.ModelInferRequest:
+    """Return a request for an empty final response, with this value of the parameter."""
+    parameters = {"triton_enable_empty_final_response": pb.InferParameter(**value)}
+    return pb.ModelInferRequest(model_name="m", id="9", parameters=parameters)
+
+
 @pytest.mark.parametrize("last", [None, InferResponse(model=M, outputs=(), is_final=False)])
 def test_empty_final_response_is_sent_only_on_request(last: InferResponse | None) -> None:
     """A stream ends with an empty final response if the client requested it and needs it."""
-    wants = pb.ModelInferRequest(
-        model_name="m",
-        id="9",
-        parameters={"triton_enable_empty_final_response": pb.InferParameter(bool_param=True)},
-    )
-    call = decode_stream_call(to_wire(wants))
+    call = decode_stream_call(to_wire(wants_final(bool_param=True)))
     assert {} == call.request.parameters
     end = CODEC.encode_end(call, last)
     assert end is not None
     assert marked(True, model_name="m", id="9") == stream_response(end).infer_response
     assert CODEC.encode_end(CALL, last) is None
     assert CODEC.encode_end(call, InferResponse(model=M, outputs=(), is_final=True)) is None
-
-
-def test_final_response_parameter_must_be_bool() -> None:
-    """`triton_enable_empty_final_response` of another type is rejected."""
-    wrong = pb.ModelInferRequest(
-        model_name="m",
-        parameters={"triton_enable_empty_final_response": pb.InferParameter(int64_param=1)},
-    )
     with pytest.raises(InvalidRequest, match="'triton_enable_empty_final_response' is 1"):
-        CODEC.decode_call(to_wire(wrong))
+        CODEC.decode_call(to_wire(wants_final(int64_param=1)))
 
 
 def test_repeated_fields_of_an_envelope_are_merged() -> None:
@@ -134,22 +138,21 @@ def test_repeated_fields_of_an_envelope_are_merged() -> None:
     assert (M, False) == (found.model, found.is_final)
 
 
-def test_undecodable_stream_response_is_rejected() -> None:
-    """Bytes of an upstream that are not an envelope raise MalformedMessage."""
-    with pytest.raises(MalformedMessage, match="not a message of type"):
-        CODEC.decode_item(CALL, GrpcResponse((memoryview(b"\xff\xff"),)))
-
-
-def test_stream_response_with_another_id_is_rejected() -> None:
-    """Each call has its own stream, so a response with another id is rejected."""
-    with pytest.raises(MalformedMessage, match="response has id '8': the request had '7'"):
-        CODEC.decode_item(CALL, envelope(infer_response=marked(True, id="8")))
-
-
-def test_final_error_of_a_stream_is_raised() -> None:
-    """An error in a response that is marked as final is raised."""
-    with pytest.raises(UpstreamError, match="it broke"):
-        CODEC.decode_item(CALL, envelope(error_message="it broke", infer_response=marked(True)))
+@pytest.mark.parametrize(
+    ("wire", "kind", "text"),
+    [
+        (GrpcResponse((b"\xff\xff",)), MalformedMessage, "not a message of type"),
+        # Each call has its own stream.
+        (OTHER_ID, MalformedMessage, "response has id '8': the request had '7'"),
+        (FINAL_ERROR, UpstreamError, "it broke"),
+    ],
+)
+def test_unusable_stream_response_is_rejected(
+    wire: GrpcResponse, kind: type[GatewayError], text: str
+) -> None:
+    """What is no response of this stream is malformed; a final error is raised."""
+    with pytest.raises(kind, match=text):
+        CODEC.decode_item(CALL, wire)
 
 
 @pytest.mark.parametrize(
@@ -193,44 +196,35 @@ def test_only_a_response_without_outputs_may_lack_requested() -> None:
         CODEC.decode_item(call, envelope(infer_response=marked(True, outputs=[other])))
 
 
+DECOUPLED = "ModelInfer RPC doesn't support models with decoupled transaction policy"
+
+
 @pytest.mark.parametrize(
     ("status", "words"),
     [
-        (
-            "UNIMPLEMENTED",
-            "ModelInfer RPC doesn't support models with decoupled transaction policy",
-        ),
-        ("INTERNAL", "predict() method not implemented"),
+        (GrpcStatus.UNIMPLEMENTED, DECOUPLED),
+        (GrpcStatus.INTERNAL, "predict() method not implemented"),
     ],
     ids=["triton", "mlserver"],
 )
-def test_exact_error_text_raises_decoupled(status: str, words: str) -> None:
+def test_exact_error_text_raises_decoupled(status: GrpcStatus, words: str) -> None:
     """The exact texts of Triton and MLServer raise Decoupled, so that a stream call can follow."""
-    wire = GrpcResponse(status=GrpcStatus[status], details=words)
     with pytest.raises(Decoupled):
-        CODEC.decode_reply(CALL.request, wire)
-    other = GrpcResponse(status=GrpcStatus[status], details=f"{words}, or so")
+        CODEC.decode_reply(CALL.request, GrpcResponse(status=status, details=words))
     with pytest.raises(GatewayError) as caught:
-        CODEC.decode_reply(CALL.request, other)
+        CODEC.decode_reply(CALL.request, GrpcResponse(status=status, details=f"{words}, or so"))
     assert not isinstance(caught.value, Decoupled)
 
 
 @pytest.mark.parametrize("datatype", [Datatype.UINT8, Datatype.BYTES])
 def test_large_output_is_not_copied(datatype: Datatype) -> None:
-    """The message has the received data of a large output as a part of its own."""
+    """The message has the received data, or the elements, of a large output as a part."""
     elements = memoryview((9_996).to_bytes(4, "little") + bytes(9_996))
     shape = (1,) if datatype is Datatype.BYTES else (10_000,)
     tensor = raw_tensor("Y", datatype, shape, elements)
-    response = CODEC.encode_item(CALL, InferResponse(model=M, outputs=(tensor,)))
-    _, part = response.message
+    _, part = CODEC.encode_item(CALL, InferResponse(model=M, outputs=(tensor,))).message
     assert elements == part
     assert np.shares_memory(np.frombuffer(elements, np.uint8), np.frombuffer(part, np.uint8))
-
-
-def test_large_elements_are_a_separate_part() -> None:
-    """The elements of a large BYTES output are written into a part of their own."""
-    item = bytes(10_000)
-    tensor = Tensor("Y", Datatype.BYTES, (1,), ItemsData([item]))
-    response = CODEC.encode_item(CALL, InferResponse(model=M, outputs=(tensor,)))
-    _, part = response.message
-    assert (10_000).to_bytes(4, "little") + item == bytes(part)
+    tensor = Tensor("Y", Datatype.BYTES, (1,), ItemsData([bytes(9_996)]))
+    _, part = CODEC.encode_item(CALL, InferResponse(model=M, outputs=(tensor,))).message
+    assert elements == part

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.ir.errors import GatewayError, InvalidTensor, TooLarge
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
-from gateway.ir.tensors.data import ArrayData, ItemsData, RawData
+from gateway.ir.tensors.data import RawData
 from gateway.ir.tensors.datatypes import Datatype
 from gateway.ir.tensors.tensor import Tensor, as_raw
 from gateway.protocols.oip.grpc.typed_contents import typed_data
@@ -55,21 +55,22 @@ def test_reads_every_datatype(datatype: Datatype, field: str, values: list[Any])
     assert expected == raw(datatype, len(values), contents(**{field: values}))
 
 
-def test_bytes_elements_are_views() -> None:
-    """BYTES elements are views of the message, empty ones among them."""
+def test_elements_are_views() -> None:
+    """BYTES elements, empty ones among them, and floats packed in one run are not copied."""
     data = memoryview(contents(bytes_contents=[b"plum", b""]))
-    found = typed_data("X", D.BYTES, 2, data, DEFAULT_LIMITS, FieldCounter())
-    assert isinstance(found, ItemsData)
+    found: Any = typed_data("X", D.BYTES, 2, data, DEFAULT_LIMITS, FieldCounter())
     assert [b"plum", b""] == [bytes(item) for item in found.items]
     assert np.shares_memory(np.frombuffer(found.items[0], np.uint8), np.frombuffer(data, np.uint8))
-
-
-def test_packed_floats_are_a_view() -> None:
-    """Floats packed in one run are not copied."""
     data = memoryview(contents(fp32_contents=[1.0, 2.0]))
     found = typed_data("X", D.FP32, 2, data, DEFAULT_LIMITS, FieldCounter())
     assert isinstance(found, RawData)
     assert np.shares_memory(np.frombuffer(found.view, np.uint8), np.frombuffer(data, np.uint8))
+
+
+def test_integers_are_arrays_of_their_datatype() -> None:
+    """Integers are decoded to arrays of the datatype's own dtype."""
+    found = read(D.UINT8, 2, contents(uint_contents=[1, 200]))
+    assert np.dtype("u1") == found.array.dtype
 
 
 @pytest.mark.parametrize("data", [b"", contents(), varint(tag(6, LEN)) + b"\0", b"\x78\x01"])
@@ -78,55 +79,28 @@ def test_contents_without_elements_are_absent(data: bytes) -> None:
     assert read(D.FP32, 0, data) is None
 
 
-def test_unpacked_and_split_runs_are_joined() -> None:
-    """One field may consist of several runs, packed and unpacked."""
-    packed = contents(int_contents=[1, 300])
-    unpacked = varint(tag(2, 0)) + varint(-1)
-    expected = np.array([-1, 1, 300, -1], "<i4").tobytes()
-    assert expected == raw(D.INT32, 4, unpacked + packed + unpacked)
-
-
-def test_unpacked_floats_are_joined() -> None:
-    """Floats may be unpacked."""
-    one = varint(tag(6, 5)) + np.float32(1.5).tobytes()
-    assert np.array([1.5, 1.5], "<f4").tobytes() == raw(D.FP32, 2, one + one)
-
-
 @pytest.mark.parametrize(
-    ("datatype", "data", "text"),
+    ("datatype", "fields", "text"),
     [
-        (
-            D.INT32,
-            contents(fp32_contents=[1.0]),
-            "'X' is INT32 and has fp32_contents: expected int",
-        ),
-        (D.FP16, contents(fp32_contents=[1.0]), "FP16 and has fp32_contents: expected raw"),
-        (D.BF16, contents(uint_contents=[1]), "BF16 and has uint_contents: expected raw"),
-        (D.FP32, contents(fp32_contents=[1.0], int_contents=[1]), "both int_.* and fp32_contents"),
-        (D.FP32, contents(fp32_contents=[1.0, 2.0]), "'X' has 2 elements: its shape needs 1"),
-        (D.INT64, contents(int64_contents=[1, 2]), "'X' has 2 elements: its shape needs 1"),
-        (D.BYTES, contents(bytes_contents=[b"", b""]), "'X' has 2 elements: its shape needs 1"),
-        (
-            D.INT8,
-            contents(int_contents=[128]),
-            "has 128 at index 0: expected INT8 from -128 to 127",
-        ),
-        (D.INT8, contents(int_contents=[-129]), "has -129 at index 0"),
-        (D.INT16, contents(int_contents=[2**15]), "expected INT16 from -32768 to 32767"),
-        (D.UINT8, contents(uint_contents=[256]), "expected UINT8 from 0 to 255"),
-        (D.UINT16, contents(uint_contents=[2**16]), "expected UINT16 from 0 to 65535"),
+        (D.INT32, {"fp32_contents": [1.0]}, "'X' is INT32 and has fp32_contents: expected int"),
+        (D.FP16, {"fp32_contents": [1.0]}, "FP16 and has fp32_contents: expected raw"),
+        (D.BF16, {"uint_contents": [1]}, "BF16 and has uint_contents: expected raw"),
+        (D.FP32, {"fp32_contents": [1], "int_contents": [1]}, "both int_.* and fp32_contents"),
+        (D.FP32, {"fp32_contents": [1.0, 2.0]}, "'X' has 2 elements: its shape needs 1"),
+        (D.INT64, {"int64_contents": [1, 2]}, "'X' has 2 elements: its shape needs 1"),
+        (D.BYTES, {"bytes_contents": [b"", b""]}, "'X' has 2 elements: its shape needs 1"),
+        (D.INT8, {"int_contents": [128]}, "128 at index 0: expected INT8 from -128 to 127"),
+        (D.INT8, {"int_contents": [-129]}, "has -129 at index 0"),
+        (D.INT16, {"int_contents": [2**15]}, "expected INT16 from -32768 to 32767"),
+        (D.UINT8, {"uint_contents": [256]}, "expected UINT8 from 0 to 255"),
+        (D.UINT16, {"uint_contents": [2**16]}, "expected UINT16 from 0 to 65535"),
+        (D.INT8, {"int_contents": [1, -5, 999, 1000]}, "has 999 at index 2"),
     ],
 )
-def test_rejects(datatype: Datatype, data: bytes, text: str) -> None:
+def test_rejects(datatype: Datatype, fields: dict[str, Any], text: str) -> None:
     """Contents that do not fit the datatype or the shape are rejected with both values."""
     with pytest.raises(InvalidTensor, match=text):
-        read(datatype, 1, data)
-
-
-def test_error_has_the_index_of_a_value_out_of_range() -> None:
-    """The error contains the index of the first value out of range."""
-    with pytest.raises(InvalidTensor, match="has 999 at index 2"):
-        read(D.INT8, 4, contents(int_contents=[1, -5, 999, 1000]))
+        read(datatype, 4 if "index 2" in text else 1, contents(**fields))
 
 
 def test_long_element_is_rejected() -> None:
@@ -152,20 +126,12 @@ def test_count_is_checked_before_allocation() -> None:
 
 
 @pytest.mark.parametrize(
-    "data",
-    [b"\x32\x03abc", b"\x12\x01\x80", b"\x12\x0b" + b"\x80" * 10 + b"\x01", b"\x12"],
+    "data", [b"\x32\x03abc", b"\x12\x01\x80", b"\x12\x0b" + b"\x80" * 10 + b"\x01", b"\x12"]
 )
 def test_broken_bytes(data: bytes) -> None:
     """Runs that end inside an element, and overlong varints, are rejected."""
     with pytest.raises((WireError, GatewayError)):
         read(D.INT32 if data[0] == 0x12 else D.FP32, 1, data)
-
-
-def test_integers_are_arrays_of_their_datatype() -> None:
-    """Integers are decoded to arrays of the datatype's own dtype."""
-    found = read(D.UINT8, 2, contents(uint_contents=[1, 200]))
-    assert isinstance(found, ArrayData)
-    assert np.dtype("u1") == found.array.dtype
 
 
 @pytest.mark.parametrize("sizes", [(0,), (3,), (0, 1), (5, 200, 0)])

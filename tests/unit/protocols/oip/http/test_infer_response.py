@@ -19,12 +19,7 @@ from gateway.ir.calls import (
     RepositoryIndexRequest,
 )
 from gateway.ir.context import ModelRef
-from gateway.ir.errors import (
-    GatewayError,
-    InvalidRequest,
-    MalformedMessage,
-    UpstreamProtocolError,
-)
+from gateway.ir.errors import GatewayError, InvalidRequest, MalformedMessage, UpstreamProtocolError
 from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.ir.tensors.tensor import RequestedOutput, as_items, as_numpy
 from gateway.protocols.oip.http.codec import HttpCodec
@@ -233,35 +228,6 @@ def test_inconsistent_responses_are_rejected(document: bytes, binary: bytes | No
         decode(document, binary)
 
 
-GOOD_JSON = bytes(post({"id": "1", "inputs": [X_JSON], "outputs": [{"name": "y"}]}).view)
-GOOD_BINARY = compact({"id": "1", "outputs": [X_BINARY, X_JSON | {"name": "y"}]})
-
-
-@given(st.data())
-def test_mutated_requests_raise_only_gateway_errors(data: st.DataObject) -> None:
-    """A request with some bytes changed is decoded, or raises a GatewayError."""
-    body = bytearray(GOOD_JSON)
-    for _ in range(data.draw(st.integers(1, 4))):
-        body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
-    try:
-        CODEC.decode_call(post(bytes(body)))
-    except GatewayError as error:
-        assert error.message  # noqa: PT017  # either way is right, nothing else is
-
-
-@given(st.data())
-def test_mutated_responses_raise_only_gateway_errors(data: st.DataObject) -> None:
-    """A response with some bytes changed is decoded, or raises a GatewayError."""
-    body = bytearray(GOOD_BINARY)
-    for _ in range(data.draw(st.integers(1, 4))):
-        body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
-    status = data.draw(st.sampled_from([200, 400, 500]))
-    try:
-        CODEC.decode_reply(CALL, answer(bytes(body), X_RAW, status=status))
-    except GatewayError as error:
-        assert error.message  # noqa: PT017
-
-
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
@@ -344,15 +310,8 @@ def test_unusual_parameter_of_a_server_is_kept_as_text(value: bytes, expected: s
     assert expected == again.parameters["k"]
 
 
-@pytest.mark.parametrize(
-    "document",
-    [
-        b'{"outputs":[{"name":"a\\u0001","datatype":"FP32","shape":[0],"data":[]}]}',
-        b'{"outputs":[{"name":"a\\u0001","datatype":"FP32","shape":[],"data":[1]}]}',
-    ],
-    ids=["empty", "scalar"],
-)
-def test_invalid_name_in_a_response_raises_malformed_message(document: bytes) -> None:
+@pytest.mark.parametrize("members", ['"shape":[0],"data":[]', '"shape":[],"data":[1]'])
+def test_invalid_name_in_a_response_raises_malformed_message(members: str) -> None:
     """By this class, `Upstream` attributes an invalid name in a response to the server."""
     with pytest.raises(MalformedMessage):
-        decode(document)
+        decode(f'{{"outputs":[{{"name":"a\\u0001","datatype":"FP32",{members}}}]}}'.encode())

@@ -26,7 +26,7 @@ from gateway.ir.tensors.data import RawData, SharedMemoryData
 from gateway.ir.tensors.tensor import RequestedOutput, Tensor, array_tensor, items_tensor
 from gateway.protocols.oip.http.codec import HttpCodec
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
-from tests.cases.oip_http import X_JSON, X_RAW, M, X
+from tests.cases.oip_http import X_JSON, M, X
 
 LISTENER = HttpCodec(DEFAULT_LIMITS, {})
 MLSERVER = HttpCodec(DEFAULT_LIMITS, {"dialect": "mlserver"})
@@ -60,10 +60,7 @@ def data_of(response: HttpResponse) -> Any:
 def test_streams_accept_complete_inference_requests(action: str) -> None:
     """MLServer's form is accepted on both paths; each event is a complete response."""
     call = decode_stream_call(post(action, {"id": "7", "inputs": [X_JSON]}))
-    assert CALL == StreamInferRequest(
-        model=call.model,
-        request=call.request.with_context(protocol="", metadata=(), needs=frozenset()),
-    )
+    assert CALL.request.changed(context=call.request.context) == call.request
     item = LISTENER.encode_item(call, InferResponse(model=M, outputs=(X,), is_final=False))
     assert "text/event-stream; charset=utf-8" == item.headers.get("content-type")
     assert data_of(item) == {"id": "7", "model_name": "m", "outputs": [X_JSON]}
@@ -77,24 +74,14 @@ def test_generate_accepts_complete_inference_requests() -> None:
     assert [X_JSON] == json.loads(bytes(response.view))["outputs"]
 
 
-def test_an_input_may_be_called_inputs() -> None:
-    """A list of values is not a list of tensors."""
-    assert {"inputs": ("a", "b")} == generate({"inputs": ["a", "b"]}).flat_members
-
-
-def test_members_of_parameters_become_flat_members() -> None:
-    """Custom parameters become flat members; reserved ones are split off."""
-    call = generate(
-        {
-            "id": "9",
-            "text": "t",
-            "list": [1, 2.5, True],
-            "parameters": {"stop": "x", "priority": 3, "timeout": 5},
-            "sequence_id": "s",
-            "sequence_end": True,
-        }
-    )
-    assert {"text": "t", "list": (1, 2.5, True), "stop": "x"} == call.flat_members
+def test_members_become_flat_members() -> None:
+    """Custom parameters, and an input called inputs, do; reserved ones are split off."""
+    parameters = {"stop": "x", "priority": 3, "timeout": 5}
+    sequence = {"sequence_id": "s", "sequence_end": True}
+    members = {"text": "t", "list": [1, 2.5, True], "inputs": ["a", "b"]}
+    call = generate({"id": "9", **members, "parameters": parameters, **sequence})
+    flat = {"text": "t", "list": (1, 2.5, True), "inputs": ("a", "b"), "stop": "x"}
+    assert flat == call.flat_members
     assert ("9", 3, 5) == (call.id, call.priority, call.timeout_us)
     assert CallSequence("s", end=True) == call.sequence
 
@@ -150,29 +137,25 @@ def test_binary_outputs_of_streams_are_rejected(fields: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("action", ["infer_stream", "generate_stream"])
 def test_stream_request_may_have_binary_inputs(action: str) -> None:
-    """On both paths of streams, the body is decoded as that of `infer`."""
-    head = json.dumps(
-        {
-            "inputs": [
-                {
-                    **{key: X_JSON[key] for key in ("name", "shape", "datatype")},
-                    "parameters": {"binary_data_size": X.nbytes},
-                }
-            ]
-        }
-    ).encode()
-    length = ("Inference-Header-Content-Length", str(len(head)))
-    call = decode_stream_call(post(action, head + X_RAW, length))
+    """On both paths of streams, the body is decoded as that of `infer`; its events are JSON."""
+    wire = HttpCodec(DEFAULT_LIMITS, {"dialect": "gateway"}).encode_call(CALL)
+    assert "/v2/models/m/infer_stream" == wire.path
+    length = ("Inference-Header-Content-Length", str(len(wire.body[0])))
+    call = decode_stream_call(post(action, bytes(wire.view), length))
     assert (X,) == call.request.inputs
 
 
 def test_first_error_has_a_status_and_later_ones_are_events() -> None:
-    """An error before the first event is an ordinary error response."""
+    """A stream that has sent a reply needs no end; an empty one has no events."""
     call = decode_stream_call(post("infer_stream", {"inputs": [X_JSON]}))
     assert 404 == LISTENER.encode_error(call, NotFound("no")).status
     assert {"error": "no"} == data_of(LISTENER.encode_late_error(call, NotFound("no")))
     failed = InferResponse(model=M, outputs=(), is_final=False, error=UpstreamError("bad"))
     assert {"error": "bad"} == data_of(LISTENER.encode_item(call, failed))
+    empty = LISTENER.encode_end(call, None)
+    assert empty is not None
+    assert (200, b"") == (empty.status, bytes(empty.view))
+    assert LISTENER.encode_end(call, InferResponse(model=M, outputs=())) is None
 
 
 def test_generate_stream_starts_with_the_error_of_a_model() -> None:
@@ -184,21 +167,20 @@ def test_generate_stream_starts_with_the_error_of_a_model() -> None:
     assert (400, b'data: {"error":"bad"}\n\n') == (first.status, bytes(first.view))
     assert "text/event-stream; charset=utf-8" == first.headers.get("content-type")
     assert first == LISTENER.encode_error(call, error)  # the only item
-    assert [False, True] == [
-        LISTENER.is_terminal(call, each) for each in (error, ModelNotFound("m"))
-    ]
-    assert LISTENER.is_terminal(
-        decode_stream_call(post("infer_stream", {"inputs": [X_JSON]})), error
-    )
+    assert not LISTENER.is_terminal(call, error)
+    assert LISTENER.is_terminal(call, ModelNotFound("m"))
+    other = decode_stream_call(post("infer_stream", {"inputs": [X_JSON]}))
+    assert LISTENER.is_terminal(other, error)
 
 
-def test_empty_stream_is_a_response_without_events() -> None:
-    """A stream that has sent a reply needs no end."""
-    call = decode_stream_call(post("infer_stream", {"inputs": [X_JSON]}))
-    empty = LISTENER.encode_end(call, None)
-    assert empty is not None
-    assert (200, b"") == (empty.status, bytes(empty.view))
-    assert LISTENER.encode_end(call, InferResponse(model=M, outputs=())) is None
+def test_generate_has_one_status_for_the_errors_of_a_model() -> None:
+    """As in Triton, the error of a model is 400; an error before the model ran keeps its status."""
+    call = generate({"text": "a"})
+    response = HttpResponse(500, Headers(()), (b'{"error":"bad"}',))
+    error = UpstreamError("bad", origin=Origin("oip.http", response))
+    assert 400 == LISTENER.encode_error(call, error).status
+    assert 500 == LISTENER.encode_error(CALL.request, error).status
+    assert 404 == LISTENER.encode_error(call, ModelNotFound("m")).status
 
 
 def test_mlserver_stream_request_equals_the_infer_request() -> None:
@@ -206,13 +188,6 @@ def test_mlserver_stream_request_equals_the_infer_request() -> None:
     wire = MLSERVER.encode_call(CALL)
     assert ("POST", "/v2/models/m/infer_stream") == (wire.method, wire.path)
     assert [X_JSON] == json.loads(bytes(wire.view))["inputs"]
-
-
-def test_gateway_stream_request_has_no_binary_outputs() -> None:
-    """The inputs of a stream request to a gateway may be binary; its events are JSON."""
-    codec = HttpCodec(DEFAULT_LIMITS, {"dialect": "gateway"})
-    call = decode_stream_call(codec.encode_call(CALL))
-    assert (X,) == call.request.inputs
 
 
 def test_stream_is_rejected_for_servers_without_streams() -> None:
@@ -242,26 +217,14 @@ def test_events_are_read() -> None:
     assert (UpstreamError, "bad") == (type(failed.error), failed.error and failed.error.message)
 
 
-def test_an_error_instead_of_a_stream_is_raised() -> None:
-    """An error response instead of a stream raises the error of its status."""
-    with pytest.raises(NotFound, match="not found"):
-        MLSERVER.decode_item(CALL, HttpResponse(404, body=(b'{"error": "Model m not found"}',)))
-
-
 def test_invalid_event_is_rejected() -> None:
-    """An event that is not a valid response raises MalformedMessage."""
+    """An event that is no valid response is malformed; an error response is raised."""
     wrong = b'data: {"outputs": [{"name": "a\\u0001", "shape": [0], "datatype": "FP32"}]}\n\n'
     for text in (b"data: nothing\n\n", b"data: {}\n\n", wrong):
         with pytest.raises(MalformedMessage):
             events_of(text)
-
-
-def test_reply_to_a_call_of_another_codec_is_binary() -> None:
-    """The reply to such a call has binary outputs, which carry every datatype."""
-    response = LISTENER.encode_reply(
-        InferRequest(model=M), InferResponse(model=ModelRef("m"), outputs=(X,))
-    )
-    assert response.headers.get("inference-header-content-length") is not None
+    with pytest.raises(NotFound, match="not found"):
+        MLSERVER.decode_item(CALL, HttpResponse(404, body=(b'{"error": "Model m not found"}',)))
 
 
 @pytest.mark.parametrize(
@@ -301,24 +264,19 @@ TRITON = HttpCodec(DEFAULT_LIMITS, {"dialect": "triton"})
 
 def test_triton_stream_request_uses_generate_stream() -> None:
     """Inputs of one row and parameters become members; a listener reads the same request."""
-    request = InferRequest(
-        model=ModelRef("m", "2"),
-        id="7",
-        inputs=(
-            array_tensor("A", np.array([[1, 2, 3]], np.int64)),
-            items_tensor("B", (1,), [b"text"]),
-            array_tensor("C", np.array([0.1], np.float32)),
-        ),
-        parameters={"k": 1.5},
-        priority=3,
+    inputs = (
+        array_tensor("A", np.array([[1, 2, 3]], np.int64)),
+        items_tensor("B", (1,), [b"text"]),
+        array_tensor("C", np.array([0.1], np.float32)),
     )
-    wire = TRITON.encode_call(StreamInferRequest(model=request.model, request=request))
+    model = ModelRef("m", "2")
+    request = InferRequest(model=model, id="7", inputs=inputs, parameters={"k": 1.5}, priority=3)
+    wire = TRITON.encode_call(StreamInferRequest(model=model, request=request))
     assert ("POST", "/v2/models/m/versions/2/generate_stream") == (wire.method, wire.path)
     sent = {"k": 1.5, "priority": 3, "id": "7", "A": [1, 2, 3], "B": "text", "C": 0.1}
     assert sent == json.loads(bytes(wire.view))
-    assert {"k": 1.5, "A": (1, 2, 3), "B": "text", "C": 0.1} == decode_stream_call(
-        wire
-    ).request.flat_members
+    found = decode_stream_call(wire).request.flat_members
+    assert {"k": 1.5, "A": (1, 2, 3), "B": "text", "C": 0.1} == found
 
 
 def test_nonfinite_values_are_words_in_generate_requests() -> None:
@@ -365,16 +323,6 @@ def test_an_event_that_is_not_utf8_was_an_internal_error() -> None:
     found = TRITON.decode_item(CALL, HttpResponse(200, body=(body,)))
     assert (M, {"Y": "a\udce2\udc82"}) == (found.model, found.flat_members)
     assert b'"model_name":"m"' in TRITON.encode_item(CALL, found).view.tobytes()
-
-
-def test_generate_has_one_status_for_the_errors_of_a_model() -> None:
-    """As in Triton, the error of a model is 400; an error before the model ran keeps its status."""
-    call = generate({"text": "a"})
-    response = HttpResponse(500, Headers(()), (b'{"error":"bad"}',))
-    error = UpstreamError("bad", origin=Origin("oip.http", response))
-    assert 400 == LISTENER.encode_error(call, error).status
-    assert 500 == LISTENER.encode_error(CALL.request, error).status
-    assert 404 == LISTENER.encode_error(call, ModelNotFound("m")).status
 
 
 @pytest.mark.parametrize(("own", "expected_id"), [("", "<id_unknown>"), ("7", "7")])

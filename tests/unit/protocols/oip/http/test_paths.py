@@ -93,12 +93,21 @@ def test_finds_routes(method: str, path: str, call: Any, model: ModelRef | None)
         "/v2/models/m/infer/x",
         "/v2/repository",
         "/V2",
+        # Similar to those of extensions.
+        "/v2/systemsharedmemory/register",
+        "/v2/systemsharedmemory/region//register",
+        "/v2/gpusharedmemory/status",
+        "/v2/repository/models//load",
+        "/v2/repository/models/a/b/load",
+        "/v2/logging/",
+        "/v2/trace/settings",
     ],
 )
-def test_unknown_paths(path: str) -> None:
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_unknown_paths(method: str, path: str) -> None:
     """A path is matched exactly; an additional slash makes it another path."""
     with pytest.raises(NotFound, match="does not exist"):
-        find_route("GET", path, DEFAULT_LIMITS)
+        find_route(method, path, DEFAULT_LIMITS)
 
 
 @pytest.mark.parametrize(
@@ -119,42 +128,33 @@ def test_wrong_methods(method: str, path: str, allow: str) -> None:
 
 
 GET, POST, BOTH = ("GET",), ("POST",), ("GET", "POST")
+SYSTEM, CUDA = "/v2/systemsharedmemory", "/v2/cudasharedmemory"
+REGISTER = OipRoute(SharedRegisterRequest, None, POST, region="r", is_cuda=True)
+UNREGISTER = OipRoute(SharedUnregisterRequest, None, POST, region="r")
+
+
+V = ModelRef("m", "2")
 
 
 @pytest.mark.parametrize(
     ("path", "route"),
     [
         ("/v2/models/m/config", OipRoute(ModelConfigRequest, M, action="config")),
-        (
-            "/v2/models/m/versions/2/config",
-            OipRoute(ModelConfigRequest, ModelRef("m", "2"), action="config"),
-        ),
+        ("/v2/models/m/versions/2/config", OipRoute(ModelConfigRequest, V, action="config")),
         ("/v2/models/stats", OipRoute(ModelStatisticsRequest, None)),
         ("/v2/models/m/stats", OipRoute(ModelStatisticsRequest, M, action="stats")),
-        (
-            "/v2/models/m/versions/2/stats",
-            OipRoute(ModelStatisticsRequest, ModelRef("m", "2"), action="stats"),
-        ),
+        ("/v2/models/m/versions/2/stats", OipRoute(ModelStatisticsRequest, V, action="stats")),
         ("/v2/repository/models/m/load", OipRoute(ModelLoadRequest, M, POST)),
         ("/v2/repository/models/a%2Fb/unload", OipRoute(ModelUnloadRequest, ModelRef("a/b"), POST)),
         ("/v2/trace/setting", OipRoute(TraceSettingRequest, None, BOTH)),
         ("/v2/models/m/trace/setting", OipRoute(TraceSettingRequest, M, BOTH, "trace/setting")),
         ("/v2/logging", OipRoute(LogSettingsRequest, None, BOTH)),
-        ("/v2/systemsharedmemory/status", OipRoute(SharedStatusRequest, None)),
-        ("/v2/cudasharedmemory/status", OipRoute(SharedStatusRequest, None, is_cuda=True)),
-        (
-            "/v2/systemsharedmemory/region/r%20s/status",
-            OipRoute(SharedStatusRequest, None, GET, region="r s"),
-        ),
-        (
-            "/v2/cudasharedmemory/region/r/register",
-            OipRoute(SharedRegisterRequest, None, POST, region="r", is_cuda=True),
-        ),
-        ("/v2/systemsharedmemory/unregister", OipRoute(SharedUnregisterRequest, None, POST)),
-        (
-            "/v2/systemsharedmemory/region/r/unregister",
-            OipRoute(SharedUnregisterRequest, None, POST, region="r"),
-        ),
+        (f"{SYSTEM}/status", OipRoute(SharedStatusRequest, None)),
+        (f"{CUDA}/status", OipRoute(SharedStatusRequest, None, is_cuda=True)),
+        (f"{SYSTEM}/region/r%20s/status", OipRoute(SharedStatusRequest, None, GET, region="r s")),
+        (f"{CUDA}/region/r/register", REGISTER),
+        (f"{SYSTEM}/unregister", OipRoute(SharedUnregisterRequest, None, POST)),
+        (f"{SYSTEM}/region/r/unregister", UNREGISTER),
     ],
 )
 def test_finds_extensions(path: str, route: OipRoute) -> None:
@@ -165,58 +165,29 @@ def test_finds_extensions(path: str, route: OipRoute) -> None:
         find_route("PUT", path, DEFAULT_LIMITS)
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/v2/systemsharedmemory/register",
-        "/v2/systemsharedmemory/region//register",
-        "/v2/gpusharedmemory/status",
-        "/v2/repository/models//load",
-        "/v2/repository/models/a/b/load",
-        "/v2/logging/",
-        "/v2/trace/settings",
-    ],
-)
-def test_paths_similar_to_extensions_are_not_found(path: str) -> None:
-    """A path that resembles that of an extension raises NotFound."""
-    with pytest.raises(NotFound):
-        find_route("POST", path, DEFAULT_LIMITS)
-
-
-@pytest.mark.parametrize(
-    ("path", "feature"),
-    [
-        ("/v2/repository/r/index", "repositories by name"),
-        ("/v2/repository/r/models/m/unload", "repositories by name"),
-    ],
-)
-def test_unsupported_extensions_are_rejected_by_name(path: str, feature: str) -> None:
+@pytest.mark.parametrize("path", ["index", "models/m/unload"])
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_unsupported_extensions_are_rejected_by_name(method: str, path: str) -> None:
     """An extension that is not served is rejected by name, not as an unknown path."""
-    for method in ("GET", "POST"):
-        with pytest.raises(Unsupported, match=feature):
-            find_route(method, path, DEFAULT_LIMITS)
+    with pytest.raises(Unsupported, match="repositories by name"):
+        find_route(method, f"/v2/repository/r/{path}", DEFAULT_LIMITS)
+
+
+ESCAPES = ["%", "%4", "%zz", "a%2", "%ff", "%C3", "%ED%A0%80", "ü", "a%%20", "%u0041"]
 
 
 @pytest.mark.parametrize(
-    "name", ["%", "%4", "%zz", "a%2", "%ff", "%C3", "%ED%A0%80", "ü", "a%%20", "%u0041"]
+    ("name", "kind", "text"),
+    [
+        *((name, MalformedMessage, "model name") for name in ESCAPES),
+        *((name, InvalidRequest, "control") for name in ("%00", "a%0Ab", "%7F", "%C2%80")),
+        (LONGEST + "m", TooLarge, "256 bytes"),
+    ],
 )
-def test_names_that_are_not_percent_encoded(name: str) -> None:
-    """An invalid escape, and bytes that are not UTF-8, are rejected."""
-    with pytest.raises(MalformedMessage, match="model name"):
+def test_invalid_names(name: str, kind: type[Exception], text: str) -> None:
+    """An invalid escape, bytes that are not UTF-8, and control characters are rejected."""
+    with pytest.raises(kind, match=text):
         find_route("GET", f"/v2/models/{name}", DEFAULT_LIMITS)
-
-
-@pytest.mark.parametrize("name", ["%00", "a%0Ab", "%7F", "%C2%80"])
-def test_control_characters_in_names(name: str) -> None:
-    """Names with control characters are rejected."""
-    with pytest.raises(InvalidRequest, match="control characters"):
-        find_route("GET", f"/v2/models/m/versions/{name}", DEFAULT_LIMITS)
-
-
-def test_names_that_are_too_long() -> None:
-    """A name of one byte more than the limit is rejected."""
-    with pytest.raises(TooLarge):
-        find_route("GET", f"/v2/models/{LONGEST}m", DEFAULT_LIMITS)
 
 
 @pytest.mark.parametrize("name", ["m", "a/b", "...", "%2F", "ü 😀", "a?b#c&d=e", "versions"])

@@ -78,18 +78,18 @@ def binary(data: str) -> tuple[str, Headers]:
     return text + data, Headers((("Content-Type", "application/octet-stream"), length))
 
 
+WITH_OUTPUTS = PLAIN.replace('{"inputs"', '{"outputs":[{"name":"y"}],"inputs"')
+ASKS_BINARY = PLAIN.replace('{"inputs"', '{"parameters":{"binary_data_output":true},"inputs"')
+
+
 @pytest.mark.parametrize(
     ("sent", "headers", "is_json"),
     [
         (PLAIN, JSON, True),
-        (PLAIN.replace('{"inputs"', '{"outputs":[{"name":"y"}],"inputs"'), JSON, True),
+        (WITH_OUTPUTS, JSON, True),
         # Its client knows that the server has the extension.
         (*binary("12345678"), False),
-        (
-            PLAIN.replace('{"inputs"', '{"parameters":{"binary_data_output":true},"inputs"'),
-            JSON,
-            False,
-        ),
+        (ASKS_BINARY, JSON, False),
     ],
 )
 @pytest.mark.parametrize("server", ["a server of my own", "", "triton"])

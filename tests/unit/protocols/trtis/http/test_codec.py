@@ -38,7 +38,7 @@ from gateway.ir.errors import (
 )
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
 from gateway.ir.metadata import RepositoryEntry
-from gateway.ir.tensors.data import RawData, SharedMemoryData, SlicedData
+from gateway.ir.tensors.data import RawData, SharedMemoryData
 from gateway.ir.tensors.datatypes import Datatype
 from gateway.ir.tensors.tensor import RequestedOutput, Tensor, as_raw, items_tensor
 from gateway.protocols.trtis import SPEC
@@ -46,7 +46,7 @@ from gateway.protocols.trtis.errors import TrtisStatus
 from gateway.protocols.trtis.http.codec import HttpCodec
 from gateway.schema import tensorrt_v1_pb2 as pb
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
-from tests.cases.trtis_http import CALLS, REPLY, SYSTEM, X_RAW, CallCase, M, get, post, raw
+from tests.cases.trtis_http import REPLY, SYSTEM, X_RAW, M, get, post, raw
 
 OPEN = {"model_control": True, "repository_index": True}
 CODEC: Any = HttpCodec(DEFAULT_LIMITS, {})
@@ -56,6 +56,13 @@ HEADER = 'batch_size: 2 input { name: "x" dims: 2 } output { name: "y" }'
 
 def status_of(wire: HttpResponse) -> pb.RequestStatus:
     return text_format.Parse(wire.headers.get("nv-status") or "", pb.RequestStatus())
+
+
+def line_of(call: Any, reply: InferResponse) -> str:
+    """Return the header line of a response."""
+    line: str | None = CODEC.encode_reply(call, reply).headers.get("nv-inferresponse")
+    assert line is not None
+    return line
 
 
 def test_spec_exports_both_codecs() -> None:
@@ -69,34 +76,6 @@ def test_spec_exports_both_codecs() -> None:
     assert SPEC.grpc.codec(DEFAULT_LIMITS, {}).name == "trtis.grpc"
     assert len(SPEC.grpc.methods) == 8
     assert b"GRPCService" in SPEC.grpc.file_descriptors()[0]
-
-
-@pytest.mark.parametrize("case", CALLS, ids=lambda case: case.name)
-def test_decodes_the_encoded_call(case: CallCase) -> None:
-    """A request to an upstream, read as a client's, is the same call but for datatypes."""
-    path, _, query = case.target.partition("?")
-    pairs = () if case.header is None else (("NV-InferRequest", case.header),)
-    body = (memoryview(case.body),)
-    found = WIDE.decode_call(HttpRequest(case.method, path, query, Headers(pairs), body))
-    if not isinstance(case.call, InferRequest):
-        if path.startswith("/api/status"):
-            about = ModelRef("m") if case.call.model else None
-            assert found == ServerStatusRequest(about=about, context=found.context)
-        else:
-            assert case.call.with_context() == found.with_context(
-                protocol="", metadata=(), needs=frozenset()
-            )
-        return
-    assert isinstance(found, InferRequest)
-    assert [one.name for one in case.call.inputs] == [one.name for one in found.inputs]
-    for sent, read in zip(case.call.inputs, found.inputs, strict=True):
-        assert (sent.shape or (1,)) == read.shape
-        if isinstance(read.data, RawData):
-            assert as_raw(sent) == as_raw(read)
-        else:
-            assert sent.data == read.data or isinstance(read.data, SlicedData)
-    for field in ("model", "outputs", "id", "sequence", "priority", "timeout_us", "batch_size"):
-        assert getattr(case.call, field) == getattr(found, field)
 
 
 def test_context_holds_headers_request_id_and_deadline() -> None:
@@ -134,18 +113,21 @@ def test_inputs_of_declared_size_are_views() -> None:
     assert np.shares_memory(view, np.frombuffer(body, np.uint8))
 
 
+SIZED = "batch_size: 1 input { name: 'a' batch_byte_size: 2 }"
+SHARED = "batch_size: 1 input { name: 'a' batch_byte_size: 8 shared_memory { byte_size: 9 } }"
+SHARED_CLASSES = (
+    "batch_size: 1 output { name: 'a' cls { count: 1 } shared_memory { byte_size: 9 } }"
+)
+REST = "batch_size: 1 input { name: 'a' } input { name: 'b' batch_byte_size: 9 }"
+
+
 @pytest.mark.parametrize(
     ("header", "body", "failure", "text"),
     [
-        ("batch_size: 1 input { name: 'a' batch_byte_size: 2 }", b"1", InvalidTensor, "need 2"),
-        ("batch_size: 1 input { name: 'a' batch_byte_size: 2 }", b"123", InvalidTensor, "3 bytes"),
+        (SIZED, b"1", InvalidTensor, "need 2"),
+        (SIZED, b"123", InvalidTensor, "3 bytes"),
         ("batch_size: 1", b"1", InvalidTensor, "0 inputs need 0"),
-        (
-            "batch_size: 1 input { name: 'a' } input { name: 'b' batch_byte_size: 9 }",
-            b"1",
-            InvalidTensor,
-            "at least 9",
-        ),
+        (REST, b"1", InvalidTensor, "at least 9"),
         ("batch_size: 0", b"", InvalidRequest, "batch_size is 0"),
         ("", b"", InvalidRequest, "batch_size is 0"),
         ("batch_size: 1 input { }", b"", InvalidRequest, "has no name"),
@@ -157,6 +139,9 @@ def test_inputs_of_declared_size_are_views() -> None:
         ("batch_size: 4294967295 input { name: 'a' dims: 9 }", b"", TooLarge, "elements"),
         ("batch_size: x", b"", MalformedMessage, "not an integer"),
         (None, b"", InvalidRequest, "NV-InferRequest"),
+        # Sizes of a shared input must agree; classes cannot be in shared memory.
+        (SHARED, b"", InvalidRequest, "shared memory"),
+        (SHARED_CLASSES, b"", InvalidRequest, "shared memory"),
     ],
 )
 def test_rejects_invalid_inferences(
@@ -178,19 +163,6 @@ def test_rejected_inference_echoes_its_id() -> None:
     with pytest.raises(InvalidRequest) as caught:
         CODEC.decode_call(post("id: 77 batch_size: 0"))
     assert CODEC.encode_error(None, caught.value).headers.get("nv-inferresponse") == "id: 77"
-
-
-@pytest.mark.parametrize(
-    "header",
-    [
-        "batch_size: 1 input { name: 'a' batch_byte_size: 8 shared_memory { byte_size: 9 } }",
-        "batch_size: 1 output { name: 'a' cls { count: 1 } shared_memory { byte_size: 9 } }",
-    ],
-)
-def test_rejects_invalid_use_of_shared_memory(header: str) -> None:
-    """Sizes of a shared input must agree; classes cannot be in shared memory."""
-    with pytest.raises(InvalidRequest, match="shared memory"):
-        CODEC.decode_call(post(header))
 
 
 @pytest.mark.parametrize(
@@ -245,18 +217,18 @@ def test_versions_are_numbers() -> None:
     assert CODEC.decode_call(post(HEADER, X_RAW, "/api/infer/m/0")).model == ModelRef("m", "0")
 
 
-def test_health_is_encoded_as_the_status_code() -> None:
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [("/api/health/live", ServerLiveRequest), ("/api/health/ready", ServerReadyRequest)],
+)
+def test_health_is_encoded_as_the_status_code(path: str, kind: type) -> None:
     """Health responses have no body; not ready is 400 with SUCCESS."""
-    for call, path in (
-        (ServerLiveRequest(), "/api/health/live"),
-        (ServerReadyRequest(), "/api/health/ready"),
-    ):
-        found = CODEC.decode_call(get(path))
-        assert type(call) is type(found)
-        for healthy, code in ((True, 200), (False, 400)):
-            written = CODEC.encode_reply(found, healthy)
-            assert (written.status, written.body) == (code, ())
-            assert status_of(written).code == pb.SUCCESS
+    found = CODEC.decode_call(get(path))
+    assert kind is type(found)
+    for healthy, code in ((True, 200), (False, 400)):
+        written = CODEC.encode_reply(found, healthy)
+        assert (written.status, written.body) == (code, ())
+        assert status_of(written).code == pb.SUCCESS
 
 
 def test_profile_does_nothing() -> None:
@@ -269,22 +241,20 @@ def test_profile_does_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wire", "failure", "code"),
+    "wire",
     [
-        (post(None, target="/api/modelcontrol/load/m"), Forbidden, pb.UNAVAILABLE),
-        (post(None, target="/api/modelcontrol/unload/m"), Forbidden, pb.UNAVAILABLE),
-        (get("/api/repository/index"), Forbidden, pb.UNAVAILABLE),
+        post(None, target="/api/modelcontrol/load/m"),
+        post(None, target="/api/modelcontrol/unload/m"),
+        get("/api/repository/index"),
     ],
 )
-def test_control_and_index_are_disabled_by_default(
-    wire: HttpRequest, failure: type[GatewayError], code: int
-) -> None:
+def test_control_and_index_are_disabled_by_default(wire: HttpRequest) -> None:
     """They are rejected unless the listener allows them."""
-    with pytest.raises(failure, match="not enabled") as caught:
+    with pytest.raises(Forbidden, match="not enabled") as caught:
         CODEC.decode_call(wire)
     written = CODEC.encode_error(None, caught.value)
     assert (written.status, written.body) == (400, ())
-    assert status_of(written).code == code
+    assert status_of(written).code == pb.UNAVAILABLE
     assert WIDE.decode_call(wire).context.protocol == "trtis.http"
 
 
@@ -336,19 +306,15 @@ def test_outputs_are_returned_only_if_requested() -> None:
 
 def test_classes_are_written_from_their_elements() -> None:
     """Elements value:index:label become batch_classes, as many for each item."""
-    call = CODEC.decode_call(
-        post('batch_size: 2 output { name: "y" cls { count: 2 } }', target="/api/infer/m")
-    )
-    items = [b"9.5:3:c:at", b"1:0", b"inf:2:", b"nan:1:dog"]
-    reply = REPLY.changed(outputs=(items_tensor("y", (4,), items),))
-    line = CODEC.encode_reply(call, reply).headers.get("nv-inferresponse") or ""
+    call = CODEC.decode_call(post(CLASSES))
+    reply = REPLY.changed(**classes(b"9.5:3:c:at", b"1:0", b"inf:2:", b"nan:1:dog"))
+    line = line_of(call, reply)
     found = text_format.Parse(line, pb.InferResponseHeader()).output[0]
     assert not found.HasField("raw")
     labels = [[(one.idx, one.label) for one in classes.cls] for classes in found.batch_classes]
     assert labels == [[(3, "c:at"), (0, "")], [(2, ""), (1, "dog")]]
     assert found.batch_classes[0].cls[0].value == 9.5
-    empty = CODEC.encode_reply(call, REPLY.changed(outputs=(items_tensor("y", (0,), []),)))
-    assert (empty.headers.get("nv-inferresponse") or "").count("batch_classes") == 2
+    assert line_of(call, REPLY.changed(**classes())).count("batch_classes") == 2
 
 
 @pytest.mark.parametrize(("size", "fits"), [(1024, True), (1025, False)])
@@ -373,48 +339,46 @@ def test_billions_of_items_without_classes_are_rejected() -> None:
         CODEC.encode_reply(call, reply)
 
 
+CLASSES = 'batch_size: 2 output { name: "y" cls { count: 2 } }'
+BF16 = raw("y", Datatype.BF16, (2,), bytes(8))
+SHAPELESS = Tensor("y", None, None, RawData(memoryview(b"1")))
+
+
+def classes(*items: bytes) -> dict[str, Any]:
+    return {"outputs": (items_tensor("y", (len(items),), list(items)),)}
+
+
 @pytest.mark.parametrize(
-    ("outputs", "text"),
+    ("header", "changes", "failure", "text"),
     [
-        ((), "lacks the requested output 'y'"),
-        ((items_tensor("y", (3,), [b"1:1"] * 3),), "3 classes"),
-        ((items_tensor("y", (2,), [b"1:1", b"x"]),), "value:index:label"),
-        ((items_tensor("y", (2,), [b"1:1", b"x:1"]),), "value:index:label"),
-        ((items_tensor("y", (2,), [b"1:1", b"1:9999999999"]),), "value:index:label"),
-        ((items_tensor("y", (2,), [b"1:1", b"1:1:\xff"]),), "value:index:label"),
+        (CLASSES, {"outputs": ()}, UpstreamProtocolError, "lacks the requested output 'y'"),
+        (CLASSES, classes(b"1:1", b"1:1", b"1:1"), UpstreamProtocolError, "3 classes"),
+        (CLASSES, classes(b"1:1", b"x"), UpstreamProtocolError, "value:index:label"),
+        (CLASSES, classes(b"1:1", b"x:1"), UpstreamProtocolError, "value:index:label"),
+        (CLASSES, classes(b"1:1", b"1:9999999999"), UpstreamProtocolError, "value:index:label"),
+        (CLASSES, classes(b"1:1", b"1:1:\xff"), UpstreamProtocolError, "value:index:label"),
+        (HEADER, {"batch_size": 3}, UpstreamProtocolError, "batch size 3: the request has 2"),
+        (HEADER, {"outputs": (BF16,)}, Unsupported, "BF16, which TensorRT v1 cannot represent"),
+        (HEADER, {"outputs": (SHAPELESS,)}, Unsupported, "'y' has no shape"),
     ],
 )
-def test_rejects_replies_without_the_classes(outputs: Any, text: str) -> None:
+def test_rejects_replies_that_do_not_match_the_request(
+    header: str, changes: dict[str, Any], failure: type[GatewayError], text: str
+) -> None:
     """A reply that does not match the request is an error of the target."""
-    call = CODEC.decode_call(post('batch_size: 2 output { name: "y" cls { count: 2 } }'))
-    with pytest.raises(UpstreamProtocolError, match=text):
-        CODEC.encode_reply(call, REPLY.changed(outputs=outputs))
-
-
-def test_rejects_a_reply_with_another_batch_size() -> None:
-    """The batch size of a reply is the request's."""
-    call = CODEC.decode_call(post(HEADER, X_RAW))
-    with pytest.raises(UpstreamProtocolError, match="batch size 3: the request has 2"):
-        CODEC.encode_reply(call, REPLY.changed(batch_size=3))
-
-
-def test_rejects_outputs_without_a_v1_datatype() -> None:
-    """BF16 is rejected by name."""
-    call = CODEC.decode_call(post(HEADER, X_RAW))
-    output = raw("y", Datatype.BF16, (2,), bytes(8))
-    with pytest.raises(Unsupported, match="BF16, which TensorRT v1 cannot represent"):
-        CODEC.encode_reply(call, REPLY.changed(outputs=(output,)))
+    call = CODEC.decode_call(post(header, X_RAW if header == HEADER else b""))
+    with pytest.raises(failure, match=text):
+        CODEC.encode_reply(call, REPLY.changed(**changes))
 
 
 def test_bytes_outputs_are_sent_in_wire_form() -> None:
     """A BYTES output is its elements with their lengths, without a datatype in the header."""
     call = CODEC.decode_call(post(HEADER, X_RAW))
-    output = items_tensor("y", (2,), [b"ab", b""])
-    written = CODEC.encode_reply(call, REPLY.changed(outputs=(output,)))
-    line = written.headers.get("nv-inferresponse") or ""
+    reply = REPLY.changed(**classes(b"ab", b""))
     expected = pb.InferResponseHeader.Output(name="y", raw={"dims": [2], "batch_byte_size": 10})
-    assert [expected] == list(text_format.Parse(line, pb.InferResponseHeader()).output)
-    assert b"\x02\0\0\0ab\0\0\0\0" == bytes(written.body[0])
+    found = text_format.Parse(line_of(call, reply), pb.InferResponseHeader())
+    assert [expected] == list(found.output)
+    assert b"\x02\0\0\0ab\0\0\0\0" == bytes(CODEC.encode_reply(call, reply).body[0])
 
 
 def test_output_in_shared_memory_has_no_bytes_in_the_body() -> None:
@@ -434,16 +398,15 @@ def test_output_in_shared_memory_has_no_bytes_in_the_body() -> None:
 def test_versions_become_numbers(version: str, number: int) -> None:
     """A version that v1 has no number for is encoded as 1."""
     call = CODEC.decode_call(post(HEADER, X_RAW))
-    line = CODEC.encode_reply(call, REPLY.changed(model=ModelRef("m", version))).headers
-    assert f"model_version: {number} " in (line.get("nv-inferresponse") or "")
+    line = line_of(call, REPLY.changed(model=ModelRef("m", version)))
+    assert f"model_version: {number} " in line
 
 
 def test_scalar_outputs_have_one_dim() -> None:
     """An item without dimensions has dims [1], since clients read no dims as no data."""
     call = CODEC.decode_call(post(HEADER, X_RAW))
     reply = REPLY.changed(outputs=(raw("y", Datatype.UINT8, (), b"ab"),))
-    line = CODEC.encode_reply(call, reply).headers.get("nv-inferresponse") or ""
-    assert "dims: 1 batch_byte_size: 2" in line
+    assert "dims: 1 batch_byte_size: 2" in line_of(call, reply)
 
 
 INFER = InferRequest(model=M, id="5")
@@ -565,11 +528,3 @@ def test_query_with_too_many_parameters_is_ignored() -> None:
     assert isinstance(call, ServerStatusRequest)
     assert call.context.origin is not None
     assert call.context.origin.form.format == "text"
-
-
-def test_reply_without_a_shape_is_unsupported() -> None:
-    """Without a shape in reply or metadata, dims cannot be encoded."""
-    call = CODEC.decode_call(post(HEADER, X_RAW))
-    shapeless = Tensor("y", None, None, RawData(memoryview(b"1")))
-    with pytest.raises(Unsupported, match="'y' has no shape"):
-        CODEC.encode_reply(call, REPLY.changed(outputs=(shapeless,)))
