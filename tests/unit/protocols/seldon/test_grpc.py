@@ -81,7 +81,7 @@ async def test_replies_have_the_form_of_the_request() -> None:
         ("doubles", [[math.inf, -math.inf, 0.1]], [[math.inf, -math.inf, 0.2]]),
     ],
 )
-async def test_rows_are_answered_with_rows(model: str, rows: Any, answered: Any) -> None:
+async def test_request_of_rows_gets_rows(model: str, rows: Any, answered: Any) -> None:
     """Their elements are numbers, texts or booleans, as the model's."""
     assert answered == rows_of(await ask(model, ndarray(rows)))
 
