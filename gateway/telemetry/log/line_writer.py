@@ -281,12 +281,13 @@ class LineWriter:
                 self._write_piece(descriptor, b"".join(lines[begin:end]))
                 begin, size = end, 0
             size += len(line)
-        self._write_piece(descriptor, b"".join(lines[begin:]))
+        if lines:  # without any, nobody knows whether the output takes some again
+            self._write_piece(descriptor, b"".join(lines[begin:]))
         if not self._reason:
             self._report()
 
     def _write_piece(self, descriptor: int, piece: bytes) -> None:
-        rest = b"\n" + piece if self._is_cut and piece else piece
+        rest = b"\n" + piece if self._is_cut else piece
         try:
             while rest:
                 written = self._write_some(descriptor, rest)

@@ -121,6 +121,9 @@ def test_reader_that_is_gone_loses_lines(pipe: Pipe) -> None:
         assert pipe.writer.flush(WAIT_S)
     assert 3 == pipe.writer.lost[WRITE_FAILED]
     assert ["Broken pipe"] == pipe.failures
+    pipe.writer.reopen()  # writes nothing, so it shows nothing
+    assert pipe.writer.flush(WAIT_S)
+    assert [] == pipe.recovered
     pipe.reader = os.open(os.devnull, os.O_RDONLY)
 
 
