@@ -1,0 +1,145 @@
+"""What a protocol loses of a call and of its reply, by name."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+from msgspec.structs import replace  # noqa: TID251  # of messages, not of calls
+
+from gateway.api.protocol import Codec
+from gateway.ir.calls import (
+    InferRequest,
+    InferResponse,
+    ModelMetadataRequest,
+    ModelReadyRequest,
+    RepositoryIndexRequest,
+    StreamInferRequest,
+    words_of,
+)
+from gateway.ir.context import ModelRef
+from gateway.ir.errors import GatewayError
+from gateway.ir.metadata import ModelMetadata
+from gateway.ir.tensor import RequestedOutput, Tensor, as_raw
+from gateway.wire.grpc import GrpcRequest, GrpcResponse
+from gateway.wire.stream import Frame
+
+
+def arrived(wire: Any) -> Any:
+    """Return a message as the other end of a connection has it: in one piece."""
+    if isinstance(wire, Frame):
+        return replace(wire, payload=(memoryview(b"".join(wire.payload)),))
+    if isinstance(wire, GrpcRequest | GrpcResponse):
+        return replace(wire, message=(memoryview(b"".join(wire.message)),))
+    return replace(wire, body=(memoryview(b"".join(wire.body)),))
+
+
+def carried_parts(
+    client: Codec[Any, Any], listener: Codec[Any, Any], call: InferRequest, metadata: ModelMetadata
+) -> Iterator[str]:
+    """Yield the parts of calls that *client* writes and *listener* reads.
+
+    Args:
+        client: Writes requests.
+        listener: Reads them.
+        call: A call of the model that *client* can write.
+        metadata: The model.
+    """
+    for name, field, value in _parts(call, metadata):
+        with suppress(GatewayError):
+            received = listener.decode_call(
+                arrived(client.encode_call(call.changed(**{field: value})))
+            )
+            if _has(received, field, value):
+                yield name
+    for question in (
+        ModelMetadataRequest(model=call.model),
+        ModelReadyRequest(model=call.model),
+        RepositoryIndexRequest(),
+    ):
+        with suppress(GatewayError):
+            client.encode_call(question)
+            yield words_of(question)
+    if metadata.decoupled:
+        with suppress(GatewayError):
+            client.encode_call(StreamInferRequest(model=call.model, request=call))
+            yield "streams of replies"
+
+
+def _parts(call: InferRequest, metadata: ModelMetadata) -> Iterator[tuple[str, str, Any]]:
+    """Yield the parts that a call may have, with the fields of `InferRequest` that hold them."""
+    yield "request id", "id", "7"
+    yield "request parameters", "parameters", {"certify": "1"}
+    if call.inputs:
+        first, *others = call.inputs
+        named = Tensor(first.name, first.datatype, first.shape, first.data, {"certify": "1"})
+        yield "parameters of inputs", "inputs", (named, *others)
+    if metadata.versions:
+        yield "version", "model", ModelRef(metadata.name, metadata.versions[-1])
+    if len(metadata.outputs) > 1:
+        yield "choice of outputs", "outputs", (RequestedOutput(metadata.outputs[-1].name),)
+    if metadata.outputs:
+        yield "classes", "outputs", (RequestedOutput(metadata.outputs[0].name, classes=1),)
+    yield "priority", "priority", 1
+    yield "queue timeout", "timeout_us", 1_000_000
+
+
+def _has(received: Any, field: str, value: Any) -> bool:
+    found: Any = getattr(received, field, None)
+    if field == "inputs":
+        return any(dict(each.parameters) == dict(value[0].parameters) for each in found or ())
+    if field == "model" and found is not None:  # some protocols have one text for both
+        return found in (value, ModelRef(f"{value.name}-{value.version}"))
+    return bool(found == value)
+
+
+def unnamed_parts(kind: str, tensors: Sequence[Tensor]) -> Iterator[str]:
+    """Yield what messages do not say of tensors, which are *kind*: "inputs" or "outputs"."""
+    if not all(each.name for each in tensors):
+        yield f"names of {kind}"
+    if any(each.datatype is None for each in tensors):
+        yield f"datatypes of {kind}"
+
+
+def lost_of_reply(direct: InferResponse, raw: InferResponse, reply: InferResponse) -> Iterator[str]:
+    """Yield what a reply lacks of the direct one, but for the values of its outputs.
+
+    Args:
+        direct: The direct reply.
+        raw: As a client reads the message.
+        reply: The same, completed by the metadata of the model.
+    """
+    yield from unnamed_parts("outputs", raw.outputs)
+    names = [each.name for each in direct.outputs]
+    if all(each.name for each in raw.outputs) and names != [each.name for each in raw.outputs]:
+        yield "order of outputs"
+    if direct.model.version and not raw.model.version:
+        yield "version of the reply"
+    if not direct.parameters.keys() <= raw.parameters.keys():
+        yield "parameters of the reply"
+    found, written = ({each.name: each for each in it.outputs} for it in (reply, raw))
+    for place, each in enumerate(direct.outputs):
+        if each.name not in found:
+            yield f"output {each.name}"
+            continue
+        other = written.get(each.name) or raw.outputs[place]
+        if other.datatype not in (None, each.datatype):
+            yield f"datatype of output {each.name}: {_name(other)} for {_name(each)}"
+        if found[each.name].shape != each.shape:
+            shapes = f"{_shape(found[each.name])} for {_shape(each)}"
+            yield f"shape of output {each.name}: {shapes}"
+
+
+def lost_values(direct: InferResponse, reply: InferResponse) -> Iterator[str]:
+    """Yield the outputs of a reply that differ from the direct ones in a bit."""
+    found = {each.name: each for each in reply.outputs}
+    for each in direct.outputs:
+        if each.name in found and as_raw(found[each.name]) != as_raw(each):
+            yield f"values of output {each.name}"
+
+
+def _name(tensor: Tensor) -> str:
+    return "?" if tensor.datatype is None else tensor.datatype.name
+
+
+def _shape(tensor: Tensor) -> str:
+    return str(list(tensor.shape or ()))
