@@ -26,7 +26,7 @@ def client_line(scheme: str, wire: object, call: InferRequest, upstream: Url) ->
     Args:
         scheme: Protocol and carrier, such as `graphpipe+http`.
         wire: The request as its protocol writes it.
-        call: The same as a call.
+        call: What the request says, as a call.
         upstream: The URL of the server.
 
     Returns "" for a request that no line has room for.

@@ -105,8 +105,8 @@ def lost_of_reply(direct: InferResponse, raw: InferResponse, reply: InferRespons
 
     Args:
         direct: The direct reply.
-        raw: As a client reads the message.
-        reply: The same, completed by the metadata of the model.
+        raw: What a client reads of the message.
+        reply: The message completed by the metadata of the model.
     """
     yield from unnamed_parts("outputs", raw.outputs)
     names = [each.name for each in direct.outputs]

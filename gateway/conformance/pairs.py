@@ -40,6 +40,7 @@ from gateway.ir.errors import GatewayError
 from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
 from gateway.ir.tensor import Tensor, array_tensor, items_tensor
+from gateway.ir.texts import visible
 from gateway.policies.complete.policy import Complete
 from gateway.registry import carrier_of, protocol, protocol_names
 from gateway.routing.match import Rule
@@ -126,9 +127,9 @@ async def certify_pairs(
         try:
             sample = await _sample(service, model, timeout_s)
         except GatewayError as error:
-            why = f"the server itself refuses the call: {error.message}"
+            why = f"the server itself refuses the call: {visible(error.message)}"
             refused = (PairVerdict.REFUSED, (why,), _key_of(error), "")
-            found += [PairFinding(model, form.name, *refused) for form in forms]
+            found += [PairFinding(visible(model), form.name, *refused) for form in forms]
             continue
         direct = await _Pair(own, sample).direct()
         found += [await _Pair(form, sample).finding(url, direct) for form in forms]
@@ -233,7 +234,7 @@ class _Pair:
         if option is not None and trial.request is None:  # a client chooses how it writes
             self._options = {option[1]: True}
             trial = await self._trial()
-        name, form = self._sample.metadata.name, self._form.name
+        name, form = visible(self._sample.metadata.name), self._form.name
         request = ""
         if trial.request is not None:
             request = client_line(form, trial.request, self._sample.call, url)
@@ -242,11 +243,11 @@ class _Pair:
             verdict = PairVerdict.LOSES if lost else PairVerdict.WORKS
             notes = () if self._sample.is_repeatable else (_NOT_REPEATABLE,)
             return PairFinding(name, form, verdict, (*lost, *notes), "", request)
-        key, why = "", [f"{trial.stage}: {trial.error.message}"]
+        key, why = "", [f"{trial.stage}: {visible(trial.error.message)}"]
         if trial.request is not None:
             key = _key_of(trial.error) or ("" if option is None else _UPSTREAM.format(option[1]))
             if not key and _DEFAULT in trial.error.message:
-                served = await self._trial(default_model=name)
+                served = await self._trial(self._sample.metadata.name)
                 if served.error is None:
                     key, lost = _LISTENER.format(_DEFAULT), await self._lost(served, direct)
                     why += [f"with this key, it loses: {', '.join(lost)}"] if lost else []
@@ -352,11 +353,8 @@ class _Trial:
         assert raw is not None  # noqa: S101  # no error
         assert reply is not None  # noqa: S101  # likewise
         values = lost_values(direct, reply) if self._sample.is_repeatable else ()
-        return [
-            *unnamed_parts("inputs", self._inputs),
-            *lost_of_reply(direct, raw, reply),
-            *values,
-        ]
+        found = (*unnamed_parts("inputs", self._inputs), *lost_of_reply(direct, raw, reply))
+        return [visible(each) for each in (*found, *values)]
 
 
 def _key_of(error: GatewayError) -> str:

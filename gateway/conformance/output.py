@@ -1,0 +1,299 @@
+"""What a certification found, for people, for JSON and JUnit, and as a page.
+
+Texts come from servers: each form escapes what would control a terminal, and its own signs.
+"""
+
+import enum
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+from xml.etree.ElementTree import Element, SubElement, indent, tostring
+
+from gateway.cli.output import format_table
+from gateway.cli.report.blocks import Block, Command, Section, TextTable, html_page
+from gateway.conformance.findings import (
+    Findings,
+    PairFinding,
+    PairVerdict,
+    RuleFinding,
+    Subject,
+    Verdict,
+)
+from gateway.ir.texts import printable
+
+
+class CertifyFormat(enum.Enum):
+    """The format in which `certify` prints what it found."""
+
+    TEXT = "text"
+    JSON = "json"
+    JUNIT = "junit"
+
+
+NOT_ASKED: Final = "not asked"
+"""The verdict of a server on a rule that only the other one was asked."""
+
+_FIRST: Final = (Verdict.DIFFERS, Verdict.CANNOT_TELL)
+_NOTHING_FOUND: Final = "nothing was asked"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A rule that two servers answer otherwise.
+
+    Attributes:
+        one: What came of it at the first server; None if it was not asked.
+        other: What came of it at the second one.
+    """
+
+    rule: str
+    one: RuleFinding | None
+    other: RuleFinding | None
+
+    def verdicts(self) -> tuple[str, str]:
+        """Return the verdicts of both servers."""
+        one, other = (NOT_ASKED if it is None else str(it.verdict) for it in (self.one, self.other))
+        return one, other
+
+    def found(self) -> tuple[str, str]:
+        """Return what came from both servers."""
+        one, other = ("" if it is None else it.found for it in (self.one, self.other))
+        return one, other
+
+
+def differences(one: Findings, other: Findings) -> list[Difference]:
+    """Return the rules with other verdicts, in the order of *one*, then of *other*."""
+    by_rule = [{it.rule: it for it in found.rules} for found in (one, other)]
+    compared = [
+        Difference(rule, *(found.get(rule) for found in by_rule))
+        for rule in dict.fromkeys([*by_rule[0], *by_rule[1]])
+    ]
+    return [each for each in compared if len(set(each.verdicts())) > 1]
+
+
+def json_document(found: Findings, against: Findings | None = None) -> dict[str, Any]:
+    """Return the findings as JSON values; of two servers with their differences."""
+    document: dict[str, Any] = {
+        "subject": _subject(found.subject),
+        "rules": [_rule(each) for each in found.rules],
+        "pairs": [_pair(each) for each in found.pairs],
+        "counts": _counts(found),
+    }
+    if against is not None:
+        document["against"] = json_document(against)
+        document["differences"] = [
+            {"id": each.rule, "verdicts": each.verdicts(), "found": each.found()}
+            for each in differences(found, against)
+        ]
+    return document
+
+
+def _subject(subject: Subject) -> dict[str, str]:
+    return {
+        "url": subject.url,
+        "protocol": subject.protocol,
+        "server": subject.server,
+        "version": subject.version,
+    }
+
+
+def _rule(found: RuleFinding) -> dict[str, str]:
+    return {
+        "id": found.rule,
+        "group": found.group,
+        "verdict": str(found.verdict),
+        "expected": found.expected,
+        "found": found.found,
+        "source": found.source,
+        "request": found.request,
+    }
+
+
+def _pair(found: PairFinding) -> dict[str, Any]:
+    return {
+        "model": found.model,
+        "protocol": found.protocol,
+        "verdict": str(found.verdict),
+        "what": list(found.what),
+        "key": found.key,
+        "request": found.request,
+    }
+
+
+def _counts(found: Findings) -> dict[str, int]:
+    """Return the counts of the verdicts that were given, in the order of the verdicts."""
+    counts = found.counts()
+    return {str(each): counts[each] for each in (*Verdict, *PairVerdict) if each in counts}
+
+
+def _counts_text(found: Findings) -> str:
+    texts = [f"{count} {verdict}" for verdict, count in _counts(found).items()]
+    return ", ".join(texts) or _NOTHING_FOUND
+
+
+def _title(subject: Subject) -> str:
+    server = " ".join(filter(None, (subject.server, subject.version))) or "a server without a name"
+    return f"{subject.url}: {server}, {subject.protocol}"
+
+
+def text_page(found: Findings, against: Findings | None = None) -> str:
+    """Return the findings for people: what to look at first, then counts, then all pairs."""
+    parts = list(_server_text(found))
+    if against is not None:
+        parts += _server_text(against)
+        rows = [
+            (each.rule, *each.verdicts(), " / ".join(filter(None, each.found())))
+            for each in differences(found, against)
+        ]
+        head = ("rule", "first", "second", "found")
+        parts.append(format_table(head, rows) if rows else "The servers answer all rules alike.")
+    return "\n\n".join(parts)
+
+
+def _server_text(found: Findings) -> Iterator[str]:
+    yield printable(f"{_title(found.subject)}: {_counts_text(found)}")
+    for verdict in _FIRST:
+        yield from (_rule_text(each) for each in found.rules if each.verdict is verdict)
+    for table in (_group_table(found), _pair_table(found)):
+        if table.rows:
+            yield format_table(table.head, table.rows, right=table.right)
+
+
+def _rule_text(found: RuleFinding) -> str:
+    lines = [f"{found.verdict}: {printable(found.rule)}"]
+    lines += [f"  {name:8}  {printable(text)}" for name, text in _details(found) if text]
+    return "\n".join(lines)
+
+
+def _details(found: RuleFinding) -> tuple[tuple[str, str], ...]:
+    return (
+        ("expected", found.expected),
+        ("found", found.found),
+        ("source", found.source),
+        ("request", found.request),
+    )
+
+
+def _group_table(found: Findings) -> TextTable:
+    """Return how often each verdict was given in each group of rules."""
+    counts: dict[str, dict[Verdict, int]] = {}
+    for each in found.rules:
+        group = counts.setdefault(each.group, dict.fromkeys(Verdict, 0))
+        group[each.verdict] += 1
+    rows = [(name, *(str(each[verdict]) for verdict in Verdict)) for name, each in counts.items()]
+    return TextTable(("group", *map(str, Verdict)), rows, right=range(1, 1 + len(Verdict)))
+
+
+def _pair_table(found: Findings) -> TextTable:
+    """Return the outcomes of each model, the worst first, each with the protocols that have it."""
+    rows: dict[tuple[str, str, str, str], list[str]] = {}
+    for model in dict.fromkeys(each.model for each in found.pairs):
+        for verdict in reversed(PairVerdict):
+            for each in found.pairs:
+                if each.model == model and each.verdict is verdict:
+                    outcome = (model, str(verdict), each.key, "; ".join(each.what))
+                    rows.setdefault(outcome, []).append(each.protocol)
+    return TextTable(
+        ("model", "verdict", "client protocols", "key", "what"),
+        [(*row[:2], ", ".join(names), *row[2:]) for row, names in rows.items()],
+    )
+
+
+def junit_document(found: Findings, against: Findings | None = None) -> bytes:
+    """Return the findings as JUnit XML: a case for each rule and pair, a failure if it differs."""
+    root = Element("testsuites", name="gateway certify")
+    _suite(root, found)
+    if against is not None:
+        _suite(root, against)
+        cases = {each.rule: each for each in differences(found, against)}
+        name = f"{found.subject.url} against {against.subject.url}"
+        suite = SubElement(root, "testsuite", name=printable(name))
+        for each in dict.fromkeys(it.rule for it in (*found.rules, *against.rules)):
+            case = _case(suite, "differences", each)
+            if each in cases:
+                one, other = cases[each].verdicts()
+                lines = filter(None, cases[each].found())
+                _result(
+                    case, "failure", f"{one} at the first server, {other} at the second", *lines
+                )
+        _count(suite)
+    indent(root)
+    document: bytes = tostring(root, encoding="utf-8", xml_declaration=True)
+    return document + b"\n"
+
+
+def _suite(root: Element, found: Findings) -> None:
+    suite = SubElement(root, "testsuite", name=printable(_title(found.subject)))
+    for rule in found.rules:
+        case = _case(suite, f"{found.subject.protocol}.{rule.group}", rule.rule)
+        if rule.verdict is not Verdict.KEEPS:
+            tag = "failure" if rule.verdict is Verdict.DIFFERS else "skipped"
+            lines = (f"{name}: {text}" for name, text in _details(rule) if text)
+            _result(case, tag, f"{rule.verdict}: {rule.found}", *lines)
+    for pair in found.pairs:
+        case = _case(suite, f"pairs.{pair.model}", pair.protocol)
+        if pair.verdict is not PairVerdict.WORKS:
+            tag = "skipped" if pair.verdict is PairVerdict.REFUSED else "system-out"
+            lines = (text for text in (*pair.what, pair.key, pair.request) if text)
+            _result(case, tag, str(pair.verdict), *lines)
+    _count(suite)
+
+
+def _case(suite: Element, classname: str, name: str) -> Element:
+    return SubElement(suite, "testcase", classname=printable(classname), name=printable(name))
+
+
+def _result(case: Element, tag: str, message: str, *lines: str) -> None:
+    """Add what came of a case; XML has no form for controls, so that they are escaped."""
+    result = SubElement(case, tag)
+    if tag == "system-out":  # has no attributes
+        lines = (message, *lines)
+    else:
+        result.set("message", printable(message))
+    result.text = "\n".join(map(printable, lines))
+
+
+def _count(suite: Element) -> None:
+    suite.set("tests", str(len(suite)))
+    for name, path in (("failures", "testcase/failure"), ("skipped", "testcase/skipped")):
+        suite.set(name, str(len(suite.findall(path))))
+
+
+def report_page(found: Findings, against: Findings | None = None) -> bytes:
+    """Return the findings as one page of HTML, without scripts."""
+    sections = list(_sections(found))
+    if against is not None:
+        rows = [
+            (each.rule, *each.verdicts(), *each.found()) for each in differences(found, against)
+        ]
+        head = ("rule", "first", "second", "found at the first", "found at the second")
+        block: Block = TextTable(head, rows) if rows else "The servers answer all rules alike."
+        sections = [Section("Differences", (block,)), *sections, *_sections(against)]
+    return html_page(f"Certification of {found.subject.url}", sections)
+
+
+def _sections(found: Findings) -> Iterator[Section]:
+    rules: list[Block] = [_group_table(found)] if found.rules else []
+    yield Section(_title(found.subject), (f"{_counts_text(found)}.", *rules))
+    for verdict in (*_FIRST, Verdict.KEEPS, Verdict.SAYS_NOTHING):
+        given = [each for each in found.rules if each.verdict is verdict]
+        if given:
+            requests = _commands((each.rule, each.request) for each in given)
+            yield Section(f"Rules: {verdict}", (_rule_table(given), *requests), level=3)
+    if found.pairs:
+        pairs = [
+            (each.model, each.protocol, str(each.verdict), each.key, "; ".join(each.what))
+            for each in found.pairs
+        ]
+        table = TextTable(("model", "client protocol", "verdict", "key", "what"), pairs)
+        requests = _commands((f"{it.model}, {it.protocol}", it.request) for it in found.pairs)
+        yield Section("Client protocols", (table, *requests), level=3)
+
+
+def _rule_table(rules: Sequence[RuleFinding]) -> TextTable:
+    rows = [(each.rule, each.expected, each.found, each.source) for each in rules]
+    return TextTable(("rule", "expected", "found", "source"), rows)
+
+
+def _commands(requests: Iterable[tuple[str, str]]) -> Iterator[Command]:
+    return (Command(title, request) for title, request in requests if request)
