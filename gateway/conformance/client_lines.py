@@ -4,6 +4,7 @@ import base64
 import json
 import shlex
 import zlib
+from collections.abc import Mapping
 from typing import Any, Final
 
 from gateway.cli.sidecar import sidecar_config
@@ -36,7 +37,7 @@ def client_line(scheme: str, wire: object, call: InferRequest, upstream: Url) ->
     if isinstance(wire, HttpRequest):
         line = _curl(wire, address)
     else:
-        values = (_value(each.name, json_of(each)["data"]) for each in call.inputs)
+        values = (_value(json_of(each)) for each in call.inputs)
         assert call.model is not None  # noqa: S101  # an inference of a client
         parts = [f"{scheme}://{address}", shlex.quote(call.model.name), *values]
         line = " ".join(["gateway infer", *parts])
@@ -58,11 +59,13 @@ def _curl(wire: HttpRequest, address: str) -> str:
     return f"{_printing(body)} | {command} --data-binary @- -o -"
 
 
-def _value(name: str, data: Any) -> str:
-    text = json.dumps(data)
+def _value(tensor: Mapping[str, Any]) -> str:
+    """Return the flags of an input; some servers do not tell its datatype."""
+    name, text = tensor["name"], json.dumps(tensor["data"])
+    datatype = shlex.quote(f"{name}={tensor['datatype']}")
     if len(text) <= _LONGEST_TEXT:
-        return f"-i {shlex.quote(f'{name}={text}')}"
-    return f"-i {shlex.quote(f'{name}=@')}<({_printing(text.encode())})"
+        return f"--datatype {datatype} -i {shlex.quote(f'{name}={text}')}"
+    return f"--datatype {datatype} -i {shlex.quote(f'{name}=@')}<({_printing(text.encode())})"
 
 
 def _text_of(body: bytes) -> str | None:

@@ -92,49 +92,64 @@ def _has(received: Any, field: str, value: Any) -> bool:
     return bool(found == value)
 
 
-def unnamed_parts(kind: str, tensors: Sequence[Tensor]) -> Iterator[str]:
-    """Yield what messages do not say of tensors, which are *kind*: "inputs" or "outputs"."""
-    if not all(each.name for each in tensors):
-        yield f"names of {kind}"
-    if any(each.datatype is None for each in tensors):
-        yield f"datatypes of {kind}"
+def lost_of_inputs(inputs: Sequence[Tensor]) -> Iterator[str]:
+    """Yield what a request does not say of its inputs."""
+    if not all(each.name for each in inputs):
+        yield "names of inputs"
+    if any(each.datatype is None for each in inputs):
+        yield "datatypes of inputs"
 
 
-def lost_of_reply(direct: InferResponse, raw: InferResponse, reply: InferResponse) -> Iterator[str]:
-    """Yield what a reply lacks of the direct one, but for the values of its outputs.
+def lost_of_reply(
+    direct: InferResponse, raw: InferResponse, reply: InferResponse, *, has_values: bool
+) -> Iterator[str]:
+    """Yield what a reply lacks of the direct one.
 
     Args:
         direct: The direct reply.
         raw: What a client reads of the message.
         reply: The message completed by the metadata of the model.
+        has_values: Whether a second direct reply has the same values.
     """
-    yield from unnamed_parts("outputs", raw.outputs)
     names = [each.name for each in direct.outputs]
-    if all(each.name for each in raw.outputs) and names != [each.name for each in raw.outputs]:
+    written = [each.name for each in raw.outputs]
+    if not set(written) <= set(names):
+        yield "names of outputs"
+    elif written != [name for name in names if name in written]:
         yield "order of outputs"
+    if any(each.datatype is None for each in raw.outputs):
+        yield "datatypes of outputs"
     if direct.model.version and not raw.model.version:
         yield "version of the reply"
     if not direct.parameters.keys() <= raw.parameters.keys():
         yield "parameters of the reply"
-    found, written = ({each.name: each for each in it.outputs} for it in (reply, raw))
-    for place, each in enumerate(direct.outputs):
-        if each.name not in found:
-            yield f"output {each.name}"
-            continue
-        other = written.get(each.name) or raw.outputs[place]
-        if other.datatype not in (None, each.datatype):
-            yield f"datatype of output {each.name}: {_name(other)} for {_name(each)}"
-        if found[each.name].shape != each.shape:
-            shapes = f"{_shape(found[each.name])} for {_shape(each)}"
-            yield f"shape of output {each.name}: {shapes}"
-
-
-def lost_values(direct: InferResponse, reply: InferResponse) -> Iterator[str]:
-    """Yield the outputs of a reply that differ from the direct ones in a bit."""
-    found = {each.name: each for each in reply.outputs}
     for each in direct.outputs:
-        if each.name in found and as_raw(found[each.name]) != as_raw(each):
-            yield f"values of output {each.name}"
+        place = _place_of(each, reply.outputs)
+        if place is None:
+            yield f"output {each.name}"
+        else:
+            yield from _lost_of_output(each, raw.outputs[place], reply.outputs[place], has_values)
+
+
+def _place_of(expected: Tensor, found: Sequence[Tensor]) -> int | None:
+    """Return the place of an output: by its name, or else by its type where names are lost."""
+    kinds = [(each.name, each.datatype) for each in found]
+    if (expected.name, expected.datatype) in kinds:
+        return kinds.index((expected.name, expected.datatype))
+    types = [(each.datatype, each.shape) for each in found]
+    wanted = (expected.datatype, expected.shape)
+    return types.index(wanted) if wanted in types else None
+
+
+def _lost_of_output(
+    expected: Tensor, raw: Tensor, found: Tensor, has_values: bool
+) -> Iterator[str]:
+    if raw.datatype not in (None, expected.datatype):
+        yield f"datatype of output {expected.name}: {_name(raw)} for {_name(expected)}"
+    if found.shape != expected.shape:
+        yield f"shape of output {expected.name}: {_shape(found)} for {_shape(expected)}"
+    if has_values and as_raw(found) != as_raw(expected):
+        yield f"values of output {expected.name}"
 
 
 def _name(tensor: Tensor) -> str:

@@ -7,7 +7,7 @@ back. There is no listener. `certify_pairs` compares the reply with the direct o
 
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
@@ -24,21 +24,24 @@ from gateway.api.protocol import (
     ProtocolSpec,
     StreamBinding,
 )
+from gateway.app import complete_service, connect
+from gateway.cli.server_flags import ServerFlags
 from gateway.conformance.client_lines import client_line
-from gateway.conformance.findings import PairFinding, PairVerdict
-from gateway.conformance.losses import (
-    arrived,
-    carried_parts,
-    lost_of_reply,
-    lost_values,
-    unnamed_parts,
+from gateway.conformance.findings import Findings, PairFinding, PairVerdict, Subject
+from gateway.conformance.losses import arrived, carried_parts, lost_of_inputs, lost_of_reply
+from gateway.ir.calls import (
+    Call,
+    InferRequest,
+    InferResponse,
+    ModelMetadataRequest,
+    RepositoryIndexRequest,
+    ServerMetadataRequest,
 )
-from gateway.ir.calls import Call, InferRequest, InferResponse, ModelMetadataRequest
 from gateway.ir.context import CallSequence, ModelRef, Need
 from gateway.ir.datatypes import Datatype
-from gateway.ir.errors import GatewayError
+from gateway.ir.errors import GatewayError, Unsupported
 from gateway.ir.limits import DEFAULT_LIMITS
-from gateway.ir.metadata import ModelMetadata, TensorMetadata
+from gateway.ir.metadata import ModelMetadata, ServerMetadata, TensorMetadata
 from gateway.ir.tensor import Tensor, array_tensor, items_tensor
 from gateway.ir.texts import visible
 from gateway.policies.complete.policy import Complete
@@ -52,13 +55,14 @@ from gateway.settings.units import Url
 R = TypeVar("R")
 
 _TENSORS: Final = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
+_MOST_MODELS: Final = 8
 _NO_OPTIONS: Final[Options] = MappingProxyType({})
 _DEFAULT: Final = "default_model"
 _LISTENER: Final = "listeners[].{}"
 _UPSTREAM: Final = "upstreams[].options.{}"
 _NOT_REPEATABLE: Final = "values are not compared: two direct replies differ"
 # How texts of errors name keys of models, and options of clients and upstreams.
-_KEY: Final = re.compile(r"\((models(?:: |\.)[^()]+)\)$")
+_KEY: Final = re.compile(r"(?<=\()models: [^()]+(?=\)$)|models\.[\w.]+\w")
 _OPTION: Final = re.compile(r"option '(\w+)'")
 
 
@@ -107,6 +111,47 @@ def client_forms() -> Iterator[ClientForm]:
             if binding not in seen:
                 seen.append(binding)
                 yield ClientForm(spec, carrier, binding)
+
+
+async def certify_upstream(
+    url: Url, flags: ServerFlags, models: Sequence[str], timeout_s: float
+) -> Findings:
+    """Return what comes of the calls of each client protocol to the models of a server.
+
+    Args:
+        url: The server.
+        flags: How to connect to it.
+        models: Names of models; empty for those of the server's index.
+        timeout_s: Longest time for one call.
+
+    Raises:
+        LookupError: The protocol does not exist, or the server lists no models.
+        ValueError: The URL or a TLS file is wrong.
+        GatewayError: The server does not reply.
+    """
+    connected = connect(url, tls=flags.tls)
+    try:
+        service = complete_service(connected, url, dict(flags.metadata))
+
+        def timed(call: Call[R]) -> Call[R]:
+            return call.with_deadline(time.monotonic() + timeout_s)
+
+        server = ServerMetadata("", "")
+        with suppress(Unsupported):  # some protocols have no such question
+            server = await service(timed(ServerMetadataRequest()))
+        names = list(models)
+        if not names:
+            with suppress(Unsupported):
+                index = await service(timed(RepositoryIndexRequest()))
+                names = sorted({entry.name for entry in index})[:_MOST_MODELS]
+        if not names:
+            raise LookupError("the server lists no models: name one with --model")
+        pairs = await certify_pairs(service, url, names, timeout_s=timeout_s)
+    finally:
+        await connected.close()
+    form = f"{url.protocol}+{url.carrier}"
+    subject = Subject(str(url), form, visible(server.name), visible(server.version))
+    return Findings(subject, (), pairs)
 
 
 async def certify_pairs(
@@ -219,8 +264,7 @@ class _Pair:
     async def direct(self) -> _Direct:
         """Return what clients have without a gateway, if the server has this protocol."""
         trial = await self._trial(self._sample.metadata.name)
-        lost = () if trial.error is not None else trial.lost()
-        return _Direct(await self._carried(), frozenset(lost))
+        return _Direct(await self._carried(), frozenset(trial.lost()))
 
     async def finding(self, url: Url, direct: _Direct) -> PairFinding:
         """Return what came of the call, and which key would change it.
@@ -238,7 +282,7 @@ class _Pair:
         request = ""
         if trial.request is not None:
             request = client_line(form, trial.request, self._sample.call, url)
-        if trial.error is None:
+        if trial.error is None or trial.is_answered:
             lost = await self._lost(trial, direct)
             verdict = PairVerdict.LOSES if lost else PairVerdict.WORKS
             notes = () if self._sample.is_repeatable else (_NOT_REPEATABLE,)
@@ -247,11 +291,20 @@ class _Pair:
         if trial.request is not None:
             key = _key_of(trial.error) or ("" if option is None else _UPSTREAM.format(option[1]))
             if not key and _DEFAULT in trial.error.message:
-                served = await self._trial(self._sample.metadata.name)
-                if served.error is None:
-                    key, lost = _LISTENER.format(_DEFAULT), await self._lost(served, direct)
-                    why += [f"with this key, it loses: {', '.join(lost)}"] if lost else []
+                more, key = await self._with_default_model(direct)
+                why += more
         return PairFinding(name, form, PairVerdict.REFUSED, why, key, request)
+
+    async def _with_default_model(self, direct: _Direct) -> tuple[list[str], str]:
+        """Return what the key of a default model would change, and all keys that it takes."""
+        key = _LISTENER.format(_DEFAULT)
+        trial = await self._trial(self._sample.metadata.name)
+        if trial.error is not None and not trial.is_answered:
+            also = _key_of(trial.error)
+            why = f"with a default model, {trial.stage}: {visible(trial.error.message)}"
+            return [why], f"{key}, {also}" if also else ""
+        lost = await self._lost(trial, direct)
+        return [f"with this key, it loses: {', '.join(lost)}"] if lost else [], key
 
     async def _lost(self, trial: "_Trial", direct: _Direct) -> list[str]:
         """Return what clients of the protocol lack that the server's own ones have."""
@@ -347,17 +400,25 @@ class _Trial:
         self._raw = self._client.decode_reply(call, arrived(response))
         return self._raw  # type: ignore[return-value]  # R is InferResponse
 
+    @property
+    def is_answered(self) -> bool:
+        """Whether a client reads a reply."""
+        return self._raw is not None
+
     def lost(self) -> list[str]:
-        """Return what the messages lack of the direct call and reply, if there is no error."""
-        direct, raw, reply = self._sample.reply, self._raw, self.reply
-        assert raw is not None  # noqa: S101  # no error
-        assert reply is not None  # noqa: S101  # likewise
-        values = lost_values(direct, reply) if self._sample.is_repeatable else ()
-        found = (*unnamed_parts("inputs", self._inputs), *lost_of_reply(direct, raw, reply))
-        return [visible(each) for each in (*found, *values)]
+        """Return what the messages lack of the direct call and of its reply, if there is one."""
+        found = list(lost_of_inputs(self._inputs))
+        if self._raw is not None and self.reply is not None:
+            sample = self._sample
+            found += lost_of_reply(
+                sample.reply, self._raw, self.reply, has_values=sample.is_repeatable
+            )
+        elif self.error is not None:
+            found.append(f"form of the reply: {self.error.message}")
+        return [visible(each) for each in found]
 
 
 def _key_of(error: GatewayError) -> str:
     """Return the key of models that the end of an error's text names; "" for none."""
     found = _KEY.search(error.message)
-    return "" if found is None else found[1]
+    return "" if found is None else found[0]

@@ -73,7 +73,8 @@ def test_other_carriers_use_the_client_of_the_gateway() -> None:
     line = client_line("tfs+grpc", GrpcRequest("/a/b"), call, UPSTREAM)
     *head, values = run(line).decode().splitlines()
     assert ["infer", "tfs+grpc://127.0.0.1:18001", "it's"] == head[:3]
-    assert ["-i", "T's=" + json.dumps([["a'b", ""]]), "-i"] == head[3:]
+    text = "T's=" + json.dumps([["a'b", ""]])
+    assert ["--datatype", "T's=BYTES", "-i", text, "--datatype", "X=INT32", "-i"] == head[3:]
     assert long.tolist() == json.loads(values)
 
 
