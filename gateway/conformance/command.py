@@ -157,8 +157,8 @@ def status_of(found: Findings, other: Findings | None = None) -> int:
     counts = found.counts()
     differs = counts[Verdict.DIFFERS] > 0
     if other is not None:
-        both = {frozenset(each.verdicts()) for each in differences(found, other)}
-        differs = frozenset((Verdict.KEEPS, Verdict.DIFFERS)) in both
+        both = [{each.verdict, its.verdict} for each, its in differences(found, other)]
+        differs = {Verdict.KEEPS, Verdict.DIFFERS} in both
     if differs:
         return FAILED
     is_known = any(counts[each] for each in (Verdict.KEEPS, PairVerdict.WORKS, PairVerdict.LOSES))

@@ -5,7 +5,6 @@ Texts come from servers: each form escapes what would control a terminal, and it
 
 import enum
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
@@ -30,45 +29,16 @@ class CertifyFormat(enum.Enum):
     JUNIT = "junit"
 
 
-NOT_ASKED: Final = "not asked"
-"""The verdict of a server on a rule that only the other one was asked."""
-
-_FIRST: Final = (Verdict.DIFFERS, Verdict.CANNOT_TELL)
-_NOTHING_FOUND: Final = "nothing was asked"
+_ALIKE: Final = "The servers answer the rules alike."
+_ORDER: Final = (Verdict.DIFFERS, Verdict.CANNOT_TELL, Verdict.KEEPS, Verdict.SAYS_NOTHING)
+"""What to look at first."""
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """A rule that two servers answer otherwise.
-
-    Attributes:
-        one: What came of it at the first server; None if it was not asked.
-        other: What came of it at the second one.
-    """
-
-    rule: str
-    one: RuleFinding | None
-    other: RuleFinding | None
-
-    def verdicts(self) -> tuple[str, str]:
-        """Return the verdicts of both servers."""
-        one, other = (NOT_ASKED if it is None else str(it.verdict) for it in (self.one, self.other))
-        return one, other
-
-    def found(self) -> tuple[str, str]:
-        """Return what came from both servers."""
-        one, other = ("" if it is None else it.found for it in (self.one, self.other))
-        return one, other
-
-
-def differences(one: Findings, other: Findings) -> list[Difference]:
-    """Return the rules with other verdicts, in the order of *one*, then of *other*."""
-    by_rule = [{it.rule: it for it in found.rules} for found in (one, other)]
-    compared = [
-        Difference(rule, *(found.get(rule) for found in by_rule))
-        for rule in dict.fromkeys([*by_rule[0], *by_rule[1]])
-    ]
-    return [each for each in compared if len(set(each.verdicts())) > 1]
+def differences(one: Findings, other: Findings) -> list[tuple[RuleFinding, RuleFinding]]:
+    """Return what came of the rules that both servers were asked and answer otherwise."""
+    by_rule = {each.rule: each for each in other.rules}
+    both = [(each, by_rule[each.rule]) for each in one.rules if each.rule in by_rule]
+    return [(each, its) for each, its in both if each.verdict is not its.verdict]
 
 
 def json_document(found: Findings, against: Findings | None = None) -> dict[str, Any]:
@@ -82,8 +52,12 @@ def json_document(found: Findings, against: Findings | None = None) -> dict[str,
     if against is not None:
         document["against"] = json_document(against)
         document["differences"] = [
-            {"id": each.rule, "verdicts": each.verdicts(), "found": each.found()}
-            for each in differences(found, against)
+            {
+                "id": each.rule,
+                "verdicts": [str(each.verdict), str(its.verdict)],
+                "found": [each.found, its.found],
+            }
+            for each, its in differences(found, against)
         ]
     return document
 
@@ -128,7 +102,7 @@ def _counts(found: Findings) -> dict[str, int]:
 
 def _counts_text(found: Findings) -> str:
     texts = [f"{count} {verdict}" for verdict, count in _counts(found).items()]
-    return ", ".join(texts) or _NOTHING_FOUND
+    return ", ".join(texts) or "nothing was asked"
 
 
 def _title(subject: Subject) -> str:
@@ -137,26 +111,25 @@ def _title(subject: Subject) -> str:
 
 
 def text_page(found: Findings, against: Findings | None = None) -> str:
-    """Return the findings for people: what to look at first, then counts, then all pairs."""
+    """Return the findings for people: what to look at first, then counts and client protocols."""
     parts = list(_server_text(found))
     if against is not None:
-        parts += _server_text(against)
-        rows = [
-            (each.rule, *each.verdicts(), " / ".join(filter(None, each.found())))
-            for each in differences(found, against)
-        ]
-        head = ("rule", "first", "second", "found")
-        parts.append(format_table(head, rows) if rows else "The servers answer all rules alike.")
+        parts += [*_server_text(against), *_shown(_difference_table(found, against))]
+        if not differences(found, against):
+            parts.append(_ALIKE)
     return "\n\n".join(parts)
 
 
 def _server_text(found: Findings) -> Iterator[str]:
     yield printable(f"{_title(found.subject)}: {_counts_text(found)}")
-    for verdict in _FIRST:
-        yield from (_rule_text(each) for each in found.rules if each.verdict is verdict)
-    for table in (_group_table(found), _pair_table(found)):
-        if table.rows:
-            yield format_table(table.head, table.rows, right=table.right)
+    yield from (_rule_text(each) for each in found.rules if each.verdict is Verdict.DIFFERS)
+    for table in (_unclear_table(found), _group_table(found), _pair_table(found)):
+        yield from _shown(table)
+
+
+def _shown(table: TextTable) -> Iterator[str]:
+    if table.rows:
+        yield format_table(table.head, table.rows, right=table.right)
 
 
 def _rule_text(found: RuleFinding) -> str:
@@ -172,6 +145,25 @@ def _details(found: RuleFinding) -> tuple[tuple[str, str], ...]:
         ("source", found.source),
         ("request", found.request),
     )
+
+
+def _unclear_table(found: Findings) -> TextTable:
+    """Return why nothing can be told of rules."""
+    rules: dict[str, list[str]] = {}
+    for each in found.rules:
+        if each.verdict is Verdict.CANNOT_TELL:
+            rules.setdefault(each.found, []).append(each.rule)
+    rows = [(str(len(names)), why, ", ".join(names)) for why, names in rules.items()]
+    return TextTable(("cannot tell", "why", "rules"), rows, right=(0,))
+
+
+def _difference_table(found: Findings, against: Findings) -> TextTable:
+    rows = [
+        (each.rule, str(each.verdict), str(its.verdict), each.found, its.found)
+        for each, its in differences(found, against)
+    ]
+    head = ("rule", "first", "second", "found at the first", "found at the second")
+    return TextTable(head, rows)
 
 
 def _group_table(found: Findings) -> TextTable:
@@ -205,17 +197,16 @@ def junit_document(found: Findings, against: Findings | None = None) -> bytes:
     _suite(root, found)
     if against is not None:
         _suite(root, against)
-        cases = {each.rule: each for each in differences(found, against)}
+        changed = {each.rule: its for each, its in differences(found, against)}
         name = f"{found.subject.url} against {against.subject.url}"
         suite = SubElement(root, "testsuite", name=printable(name))
-        for each in dict.fromkeys(it.rule for it in (*found.rules, *against.rules)):
-            case = _case(suite, "differences", each)
-            if each in cases:
-                one, other = cases[each].verdicts()
-                lines = filter(None, cases[each].found())
-                _result(
-                    case, "failure", f"{one} at the first server, {other} at the second", *lines
-                )
+        asked = {each.rule for each in against.rules}
+        for rule in found.rules:
+            if rule.rule in asked:
+                case, other = _case(suite, "differences", rule.rule), changed.get(rule.rule)
+                if other is not None:
+                    verdicts = f"{rule.verdict} at the first server, {other.verdict} at the second"
+                    _result(case, "failure", verdicts, rule.found, other.found)
         _count(suite)
     indent(root)
     document: bytes = tostring(root, encoding="utf-8", xml_declaration=True)
@@ -263,19 +254,15 @@ def report_page(found: Findings, against: Findings | None = None) -> bytes:
     """Return the findings as one page of HTML, without scripts."""
     sections = list(_sections(found))
     if against is not None:
-        rows = [
-            (each.rule, *each.verdicts(), *each.found()) for each in differences(found, against)
-        ]
-        head = ("rule", "first", "second", "found at the first", "found at the second")
-        block: Block = TextTable(head, rows) if rows else "The servers answer all rules alike."
-        sections = [Section("Differences", (block,)), *sections, *_sections(against)]
+        table: Block = _difference_table(found, against) if differences(found, against) else _ALIKE
+        sections = [Section("Differences", (table,)), *sections, *_sections(against)]
     return html_page(f"Certification of {found.subject.url}", sections)
 
 
 def _sections(found: Findings) -> Iterator[Section]:
     rules: list[Block] = [_group_table(found)] if found.rules else []
     yield Section(_title(found.subject), (f"{_counts_text(found)}.", *rules))
-    for verdict in (*_FIRST, Verdict.KEEPS, Verdict.SAYS_NOTHING):
+    for verdict in _ORDER:
         given = [each for each in found.rules if each.verdict is verdict]
         if given:
             requests = _commands((each.rule, each.request) for each in given)
