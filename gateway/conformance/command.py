@@ -52,7 +52,11 @@ def certify(  # noqa: PLR0913, PLR0917  # one for each flag
     ] = "",
     models: Annotated[
         list[str] | None,
-        typer.Option("--model", metavar="NAME", help="Ask about this model; repeatable."),
+        typer.Option(
+            "--model",
+            metavar="NAME",
+            help="Ask about this model only, unless --expect is given; repeatable.",
+        ),
     ] = None,
     expect: Annotated[
         list[str] | None,
@@ -134,6 +138,9 @@ def certify(  # noqa: PLR0913, PLR0917  # one for each flag
         fail(str(error.args[0]), WRONG_USAGE)
     except (ValueError, OSError, GatewayError) as error:
         fail(reason_of(error), WRONG_USAGE)
+    for each in (found, other):
+        if each is not None and each.rules and set(each.counts()) == {Verdict.CANNOT_TELL}:
+            fail(f"nothing can be told of {each.subject.url}: {each.rules[0].found}", WRONG_USAGE)
     if report is not None:
         write_bytes(report, report_page(found, other))
     _print_findings(found, other, output)
