@@ -125,6 +125,11 @@ def _server_text(found: Findings) -> Iterator[str]:
     yield from (_rule_text(each) for each in found.rules if each.verdict is Verdict.DIFFERS)
     for table in (_unclear_table(found), _group_table(found), _pair_table(found)):
         yield from _shown(table)
+    if found.pairs:
+        yield (
+            "Requests to try, once `gateway serve --upstream URL` runs, are in --output json and "
+            "--report FILE."
+        )
 
 
 def _shown(table: TextTable) -> Iterator[str]:

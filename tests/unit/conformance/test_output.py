@@ -79,7 +79,9 @@ health      0        0            1             0
 model  verdict  client protocols      key                        what
 m      refused  mlflow+http           listeners[].default_model  no model
 m      loses    grps+http, grps+grpc                             request id; classes
-m      works    oip+http"""
+m      works    oip+http
+
+Requests to try, once `gateway serve --upstream URL` runs, are in --output json and --report FILE."""
     assert expected == text_page(FOUND)
 
 
