@@ -205,9 +205,9 @@ def junit_document(found: Findings, against: Findings | None = None) -> bytes:
         changed = {each.rule: its for each, its in differences(found, against)}
         name = f"{found.subject.url} against {against.subject.url}"
         suite = SubElement(root, "testsuite", name=printable(name))
-        asked = {each.rule for each in against.rules}
+        others = {each.rule for each in against.rules}
         for rule in found.rules:
-            if rule.rule in asked:
+            if rule.rule in others:
                 case, other = _case(suite, "differences", rule.rule), changed.get(rule.rule)
                 if other is not None:
                     verdicts = f"{rule.verdict} at the first server, {other.verdict} at the second"

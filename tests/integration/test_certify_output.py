@@ -36,7 +36,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="runs the lines with curl")
-def test_lines_of_clients_see_what_the_table_says(server: Running) -> None:
+def test_lines_of_clients_succeed_where_the_table_has_no_refusal(server: Running) -> None:
     """Each line, run before a sidecar, succeeds just where the client protocol works."""
     url = f"grpc://{server.addresses['main.grpc']}"
     found = json.loads(
@@ -96,7 +96,7 @@ def test_two_servers_are_compared(server: Running, tmp_path: Path) -> None:
         (("--upstream", "nothing+grpc://127.0.0.1:1"), "unknown protocol 'nothing'"),
     ],
 )
-def test_what_cannot_run_says_why(arguments: tuple[str, ...], text: str) -> None:
+def test_wrong_usage_has_its_reason(arguments: tuple[str, ...], text: str) -> None:
     """Wrong usage and a server that cannot be reached end with status 2."""
     found = gateway("certify", *arguments)
     assert (2, "") == (found.returncode, found.stdout)
