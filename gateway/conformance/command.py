@@ -105,8 +105,7 @@ def certify(  # noqa: PLR0913, PLR0917  # one for each flag
 
     Example: gateway certify grpc://127.0.0.1:8001 --model copy --expect identity
     """
-    if bool(url) is bool(upstream) or (upstream and against):
-        fail("expected URL, URL --against URL, or --upstream URL", WRONG_USAGE)
+    _check_usage(url, upstream, against, bool(expect or only or ignore or control or hurt))
     names, answers = models or [], expect or []
     if len(answers) > len(names):
         fail("--expect has no --model at the same place; expected one for each", WRONG_USAGE)
@@ -130,7 +129,10 @@ def certify(  # noqa: PLR0913, PLR0917  # one for each flag
             tls=server.tls,
         )
         if upstream:
-            found = asyncio.run(certify_upstream(parse_url(upstream), server, names, timeout_s))
+            address = parse_url(upstream)
+            found = asyncio.run(
+                certify_upstream(address, server, names, timeout_s=timeout_s, rate=rate)
+            )
         else:
             found = asyncio.run(ask(url))
         other = asyncio.run(ask(against)) if against else None
@@ -145,6 +147,14 @@ def certify(  # noqa: PLR0913, PLR0917  # one for each flag
         write_bytes(report, report_page(found, other))
     _print_findings(found, other, output)
     raise typer.Exit(status_of(found, other))
+
+
+def _check_usage(url: str, upstream: str, against: str, has_rule_flags: bool) -> None:
+    """End the command if its servers and flags do not belong together."""
+    if bool(url) is bool(upstream) or (upstream and against):
+        fail("expected URL, URL --against URL, or --upstream URL", WRONG_USAGE)
+    if upstream and has_rule_flags:
+        fail("--upstream asks no rules: expected no flag that chooses them", WRONG_USAGE)
 
 
 def _print_findings(found: Findings, other: Findings | None, output: CertifyFormat) -> None:

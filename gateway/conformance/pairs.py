@@ -5,11 +5,12 @@ listener's side reads it, the layers of an upstream send it on, and the reply ta
 back. There is no listener. `certify_pairs` compares the reply with the direct one.
 """
 
+import asyncio
 import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
@@ -60,6 +61,7 @@ _NO_OPTIONS: Final[Options] = MappingProxyType({})
 _DEFAULT: Final = "default_model"
 _LISTENER: Final = "listeners[].{}"
 _UPSTREAM: Final = "upstreams[].options.{}"
+_REFUSES: Final = "the gateway refuses the call"
 _NOT_REPEATABLE: Final = "values are not compared: two direct replies differ"
 # How texts of errors name keys of models, and options of clients and upstreams.
 _KEY: Final = re.compile(r"(?<=\()models: [^()]+(?=\)$)|models\.[\w.]+\w")
@@ -114,7 +116,12 @@ def client_forms() -> Iterator[ClientForm]:
 
 
 async def certify_upstream(
-    url: Url, flags: ServerFlags, models: Sequence[str], timeout_s: float
+    url: Url,
+    flags: ServerFlags,
+    models: Sequence[str],
+    *,
+    timeout_s: float,
+    rate: float | None = None,
 ) -> Findings:
     """Return what comes of the calls of each client protocol to the models of a server.
 
@@ -123,6 +130,7 @@ async def certify_upstream(
         flags: How to connect to it.
         models: Names of models; empty for those of the server's index.
         timeout_s: Longest time for one call.
+        rate: Most requests in a second; None for no limit.
 
     Raises:
         LookupError: The protocol does not exist, or the server lists no models.
@@ -130,19 +138,20 @@ async def certify_upstream(
         GatewayError: The server does not reply.
     """
     connected = connect(url, tls=flags.tls)
+
+    async def paced(call: Call[R]) -> R:
+        await asyncio.sleep(0 if rate is None else 1 / rate)
+        return await connected.service(call)
+
     try:
-        service = complete_service(connected, url, dict(flags.metadata))
-
-        def timed(call: Call[R]) -> Call[R]:
-            return call.with_deadline(time.monotonic() + timeout_s)
-
+        service = complete_service(replace(connected, service=paced), url, flags.headers)
         server = ServerMetadata("", "")
         with suppress(Unsupported):  # some protocols have no such question
-            server = await service(timed(ServerMetadataRequest()))
+            server = await service(_timed(ServerMetadataRequest(), timeout_s))
         names = list(models)
         if not names:
             with suppress(Unsupported):
-                index = await service(timed(RepositoryIndexRequest()))
+                index = await service(_timed(RepositoryIndexRequest(), timeout_s))
                 names = sorted({entry.name for entry in index})[:_MOST_MODELS]
         if not names:
             raise LookupError("the server lists no models: name one with --model")
@@ -152,6 +161,11 @@ async def certify_upstream(
     form = f"{url.protocol}+{url.carrier}"
     subject = Subject(str(url), form, visible(server.name), visible(server.version))
     return Findings(subject, (), pairs)
+
+
+def _timed(call: Call[R], timeout_s: float) -> Call[R]:
+    """Return *call* with its deadline."""
+    return call.with_deadline(time.monotonic() + timeout_s)
 
 
 async def certify_pairs(
@@ -199,7 +213,7 @@ class _Sample:
 
     def timed(self, call: Call[R]) -> Call[R]:
         """Return *call* with its deadline."""
-        return call.with_deadline(time.monotonic() + self.timeout_s)
+        return _timed(call, self.timeout_s)
 
 
 async def _sample(service: Service, model: str, timeout_s: float) -> _Sample:
@@ -209,14 +223,13 @@ async def _sample(service: Service, model: str, timeout_s: float) -> _Sample:
         GatewayError: It has no metadata of the model, or refuses the call that they describe.
     """
     question = ModelMetadataRequest(model=ModelRef(model))
-    metadata = await service(question.with_deadline(time.monotonic() + timeout_s))
+    metadata = await service(_timed(question, timeout_s))
     call = InferRequest(
         model=ModelRef(model),
         inputs=tuple(_input(each, place) for place, each in enumerate(metadata.inputs)),
         sequence=CallSequence(7, start=True, end=True) if metadata.stateful else None,
     ).with_context(needs=_TENSORS)
-    one = await service(call.with_deadline(time.monotonic() + timeout_s))
-    other = await service(call.with_deadline(time.monotonic() + timeout_s))
+    one, other = [await service(_timed(call, timeout_s)) for _ in range(2)]
     return _Sample(service, metadata, call, one, one.outputs == other.outputs, timeout_s)
 
 
@@ -324,6 +337,8 @@ class _Pair:
             trial.reply = await Complete(trial, client.needs)(self._sample.call)
         except GatewayError as error:
             trial.error = error
+            if error.origin is not None and trial.stage == _REFUSES:
+                trial.stage = "the server refuses the call"
         return trial
 
     async def _carried(self) -> list[str]:
@@ -390,7 +405,7 @@ class _Trial:
         if type(call) is not InferRequest:
             return await self._sample.service(self._sample.timed(call))
         self.request = self._client.encode_call(call)
-        self.stage = "the gateway refuses the call"
+        self.stage = _REFUSES
         received: Any = self._listener.decode_call(arrived(self.request))
         self._inputs = received.inputs
         reply = await self._service(self._sample.timed(received))

@@ -92,6 +92,7 @@ def test_two_servers_are_compared(server: Running, tmp_path: Path) -> None:
         ((), "expected URL, URL --against URL, or --upstream URL"),
         (("grpc://a:1", "--upstream", "grpc://a:1"), "expected URL, URL --against URL"),
         (("--upstream", "grpc://a:1", "--against", "grpc://a:1"), "expected URL, URL --against"),
+        (("--upstream", "grpc://a:1", "--only", "infer"), "--upstream asks no rules"),
         (("--upstream", "grpc://127.0.0.1:1"), "cannot connect to 127.0.0.1:1"),
         (("--upstream", "nothing+grpc://127.0.0.1:1"), "unknown protocol 'nothing'"),
     ],
