@@ -183,17 +183,19 @@ def _group_table(found: Findings) -> TextTable:
 
 def _pair_table(found: Findings) -> TextTable:
     """Return the outcomes of each model, the worst first, each with the protocols that have it."""
-    rows: dict[tuple[str, str, str, str], list[str]] = {}
+    rows: list[tuple[str, ...]] = []
     for model in dict.fromkeys(each.model for each in found.pairs):
-        for verdict in reversed(PairVerdict):
-            for each in found.pairs:
-                if each.model == model and each.verdict is verdict:
-                    outcome = (model, str(verdict), each.key, "; ".join(each.what))
-                    rows.setdefault(outcome, []).append(each.protocol)
-    return TextTable(
-        ("model", "verdict", "client protocols", "key", "what"),
-        [(*row[:2], ", ".join(names), *row[2:]) for row, names in rows.items()],
-    )
+        own = [each for each in found.pairs if each.model == model]
+        protocols: dict[tuple[PairVerdict, str, str], list[str]] = {}
+        for each in sorted(
+            own, key=lambda pair: list(PairVerdict).index(pair.verdict), reverse=True
+        ):
+            outcome = (each.verdict, each.key, "; ".join(each.what))
+            protocols.setdefault(outcome, []).append(each.protocol)
+        for (verdict, key, what), names in protocols.items():
+            shown = "all" if len(names) == len(own) else ", ".join(names)
+            rows.append((model, str(verdict), shown, key, what))
+    return TextTable(("model", "verdict", "client protocols", "key", "what"), rows)
 
 
 def junit_document(found: Findings, against: Findings | None = None) -> bytes:

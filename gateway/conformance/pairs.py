@@ -38,9 +38,9 @@ from gateway.ir.calls import (
     RepositoryIndexRequest,
     ServerMetadataRequest,
 )
-from gateway.ir.context import CallSequence, ModelRef, Need
+from gateway.ir.context import CallSequence, Context, ModelRef, Need
 from gateway.ir.datatypes import Datatype
-from gateway.ir.errors import GatewayError, Unsupported
+from gateway.ir.errors import GatewayError, TooLarge, Unsupported
 from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.ir.metadata import ModelMetadata, ServerMetadata, TensorMetadata
 from gateway.ir.tensor import Tensor, array_tensor, items_tensor
@@ -57,6 +57,7 @@ R = TypeVar("R")
 
 _TENSORS: Final = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
 _MOST_MODELS: Final = 8
+_MOST_ELEMENTS: Final = 1 << 22
 _NO_OPTIONS: Final[Options] = MappingProxyType({})
 _DEFAULT: Final = "default_model"
 _LISTENER: Final = "listeners[].{}"
@@ -145,14 +146,12 @@ async def certify_upstream(
 
     try:
         service = complete_service(replace(connected, service=paced), url, flags.headers)
-        server = ServerMetadata("", "")
-        with suppress(Unsupported):  # some protocols have no such question
-            server = await service(_timed(ServerMetadataRequest(), timeout_s))
+        question = _timed(ServerMetadataRequest(), timeout_s)
+        server = await _reply_if_any(service, question) or ServerMetadata("", "")
         names = list(models)
         if not names:
-            with suppress(Unsupported):
-                index = await service(_timed(RepositoryIndexRequest(), timeout_s))
-                names = sorted({entry.name for entry in index})[:_MOST_MODELS]
+            index = await _reply_if_any(service, _timed(RepositoryIndexRequest(), timeout_s)) or ()
+            names = sorted({entry.name for entry in index})[:_MOST_MODELS]
         if not names:
             raise LookupError("the server lists no models: name one with --model")
         pairs = await certify_pairs(service, url, names, timeout_s=timeout_s)
@@ -161,6 +160,22 @@ async def certify_upstream(
     form = f"{url.protocol}+{url.carrier}"
     subject = Subject(str(url), form, visible(server.name), visible(server.version))
     return Findings(subject, (), pairs)
+
+
+async def _reply_if_any(service: Service, call: Call[R]) -> R | None:
+    """Return the reply to a question; None where the protocol or the server has none.
+
+    Raises:
+        GatewayError: The server does not reply.
+    """
+    try:
+        return await service(call)
+    except Unsupported:
+        return None
+    except GatewayError as error:
+        if error.origin is None:
+            raise
+        return None
 
 
 def _timed(call: Call[R], timeout_s: float) -> Call[R]:
@@ -222,8 +237,13 @@ async def _sample(service: Service, model: str, timeout_s: float) -> _Sample:
     Raises:
         GatewayError: It has no metadata of the model, or refuses the call that they describe.
     """
-    question = ModelMetadataRequest(model=ModelRef(model))
+    # With the batch size comes the configuration, and whether the model expects sequences.
+    context = Context(needs=frozenset({Need.BATCHING}))
+    question = ModelMetadataRequest(model=ModelRef(model), context=context)
     metadata = await service(_timed(question, timeout_s))
+    size = sum(prod(_shape(each)) for each in metadata.inputs)
+    if size > _MOST_ELEMENTS:
+        raise TooLarge(f"its inputs have {size} elements: expected at most {_MOST_ELEMENTS}")
     call = InferRequest(
         model=ModelRef(model),
         inputs=tuple(_input(each, place) for place, each in enumerate(metadata.inputs)),
@@ -235,8 +255,7 @@ async def _sample(service: Service, model: str, timeout_s: float) -> _Sample:
 
 def _input(tensor: TensorMetadata, place: int) -> Tensor:
     """Return small numbers that differ from input to input, exact in every datatype."""
-    shape = (1,) if tensor.shape is None else tuple(max(1, size) for size in tensor.shape)
-    datatype = tensor.datatype or Datatype.FP32
+    shape, datatype = _shape(tensor), tensor.datatype or Datatype.FP32
     numbers = (np.arange(prod(shape)) + place) % 7 + 1
     if datatype is Datatype.BYTES:
         return items_tensor(tensor.name, shape, [b"%d" % number for number in numbers])
@@ -246,6 +265,11 @@ def _input(tensor: TensorMetadata, place: int) -> Tensor:
     if datatype is Datatype.BF16:  # as bit patterns
         array = (array.view("<u4") >> 16).astype(datatype.numpy_dtype)
     return array_tensor(tensor.name, array.reshape(shape), datatype)
+
+
+def _shape(tensor: TensorMetadata) -> tuple[int, ...]:
+    """Return the smallest shape that the metadata allow."""
+    return (1,) if tensor.shape is None else tuple(max(1, size) for size in tensor.shape)
 
 
 @dataclass(frozen=True, slots=True)

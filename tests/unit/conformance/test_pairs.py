@@ -20,6 +20,7 @@ from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import ModelRef, Need
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError
+from gateway.ir.metadata import ModelMetadata, TensorMetadata
 from gateway.ir.tensor import Tensor, array_tensor
 from gateway.policies.complete.policy import Complete
 from gateway.routing.match import Rule
@@ -176,6 +177,18 @@ async def test_unknown_models_are_refused_with_the_words_of_the_server() -> None
     assert {"refused"} == {str(each.verdict) for each in found}
     assert all("model 'other'" in each.what[0] for each in found), found[0]
     assert all(each.what[0].startswith("the server itself refuses") for each in found)
+
+
+async def test_huge_inputs_are_not_made() -> None:
+    """A server whose metadata have huge shapes costs no memory."""
+    huge = TensorMetadata("INPUT0", Datatype.FP32, (1 << 40, -1))
+
+    async def service(_call: Any) -> Any:
+        return ModelMetadata(name="huge", inputs=(huge,))
+
+    found = await certify_pairs(service, URL, ["huge"])
+    text = "its inputs have 1099511627776 elements: expected at most 4194304"
+    assert {f"the server itself refuses the call: {text}"} == {each.what[0] for each in found}
 
 
 async def test_values_are_not_compared_where_direct_replies_differ() -> None:
