@@ -201,7 +201,7 @@ async def certify_pairs(
         try:
             sample = await _sample(service, model, timeout_s)
         except GatewayError as error:
-            why = f"the server itself refuses the call: {visible(error.message)}"
+            why = f"there is no direct reply: {visible(error.message)}"
             refused = (PairVerdict.REFUSED, (why,), _key_of(error), "")
             found += [PairFinding(visible(model), form.name, *refused) for form in forms]
             continue
