@@ -6,13 +6,19 @@ import math
 import shlex
 import string
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 from urllib.parse import quote
 
 from google.protobuf import json_format
 
-from gateway.conformance.tensors import BYTES, Case, Model, Tensor, elements_of
+from gateway.conformance.tensors import (
+    BYTES,
+    CertifiedModel,
+    InferenceCase,
+    RawTensor,
+    elements_of,
+)
 from gateway.schema.pool import message_class
 from gateway.settings.units import Url
 from gateway.wire.grpc import GrpcRequest, Metadata
@@ -33,6 +39,7 @@ CONTENTS: Final = {
 """The field of typed contents for each datatype that has one."""
 _PLAIN: Final = frozenset((string.ascii_letters + string.digits + '{}[]:,._-" ').encode())
 """What printf prints as it is, within apostrophes."""
+_MOST_COMMAND: Final = 4000
 _NO_JSON: Final = frozenset({"FP16", "BF16"})
 
 
@@ -41,21 +48,21 @@ class CannotAsk(Exception):  # no error: the rule cannot be asked of this model
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class RequestSubject:
     """What a request is about.
 
     Attributes:
         url: The server.
-        headers: Headers of each request, such as a credential.
+        headers: Sent with each request, such as a credential.
         model: The model; without a name for rules about the server.
         case: What is sent.
-        seed: Of the chosen numbers.
+        seed: Chooses the id of a sequence.
     """
 
     url: Url
     headers: Metadata = ()
-    model: Model = Model("")  # noqa: RUF009  # frozen
-    case: Case = Case()  # noqa: RUF009  # frozen
+    model: CertifiedModel = CertifiedModel("")  # noqa: RUF009  # frozen
+    case: InferenceCase = InferenceCase()  # noqa: RUF009  # frozen
     seed: int = 0
 
     def filled(self, value: Any) -> Any:
@@ -76,24 +83,24 @@ class Subject:
         return text
 
 
-def _first(subject: Subject) -> Tensor:
+def _first(subject: RequestSubject) -> RawTensor:
     if not subject.case.inputs:
         raise CannotAsk(f"model {subject.model.name!r} has no inputs in its metadata")
     return subject.case.inputs[0]
 
 
-def _output(subject: Subject, at: int) -> str:
+def _output(subject: RequestSubject, at: int) -> str:
     if not subject.model.outputs:
         raise CannotAsk(f"model {subject.model.name!r} has no outputs in its metadata")
     return subject.model.outputs[at].name
 
 
-def _longer(subject: Subject) -> list[int]:
+def _longer(subject: RequestSubject) -> list[int]:
     *before, last = _first(subject).shape or (1,)
     return [*before, last + 1]
 
 
-def _nested(tensor: Tensor) -> Any:
+def _nested(tensor: RawTensor) -> Any:
     """Return the elements as lists in the shape of the tensor."""
     found = list(map(_json_element, elements_of(tensor.datatype, tensor.raw)))
     for size in reversed(tensor.shape[1:]):
@@ -101,7 +108,7 @@ def _nested(tensor: Tensor) -> Any:
     return found
 
 
-_FACTS: Final[Mapping[str, Callable[[Subject], Any]]] = {
+_FACTS: Final[Mapping[str, Callable[[RequestSubject], Any]]] = {
     "$model": lambda subject: subject.model.name,
     "$version": lambda subject: subject.model.versions[-1],
     "$output": lambda subject: _output(subject, 0),
@@ -110,6 +117,7 @@ _FACTS: Final[Mapping[str, Callable[[Subject], Any]]] = {
     "$nested": lambda subject: _nested(_first(subject)),
     "$ones": lambda subject: [1] * math.prod(_first(subject).shape),
     "$zeros": lambda subject: _base64(bytes(4 * math.prod(_first(subject).shape))),
+    "$deep_json": lambda _: "[" * 300_000,
     "$deeper": lambda subject: [*_first(subject).shape, 1],
     "$other": lambda subject: "INT32" if _first(subject).datatype != "INT32" else "FP32",
     "$seeded": lambda subject: 1 + subject.seed % 1_000_000,
@@ -117,7 +125,7 @@ _FACTS: Final[Mapping[str, Callable[[Subject], Any]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class RuleRequest:
     """One request.
 
     Attributes:
@@ -131,23 +139,34 @@ class Request:
     is_stream: bool = False
 
 
-def request_of(step: Mapping[str, Any], subject: Subject) -> Request:
+def request_of(step: Mapping[str, Any], subject: RequestSubject) -> RuleRequest:
     """Return the request of a step.
 
     Raises:
         CannotAsk: The model has no inference in the form of the step.
     """
-    write = _http if subject.url.carrier == "http" else _grpc
-    return write(step, subject)
+    made = (_http if subject.url.carrier == "http" else _grpc)(step, subject)
+    size = len(made.command)
+    if size > _MOST_COMMAND:
+        made = replace(made, command=f"{made.command[:_MOST_COMMAND]}... ({size} characters)")
+    return made
 
 
-def _changed(document: dict[str, Any], step: Mapping[str, Any], subject: Subject) -> dict[str, Any]:
-    for path, value in step.get("set", {}).items():
-        inner, name = _place(document, path)
-        inner[name] = subject.filled(value)
-    for path in step.get("drop", ()):
-        inner, name = _place(document, path)
-        del inner[name]
+def _changed(
+    document: dict[str, Any], step: Mapping[str, Any], subject: RequestSubject
+) -> dict[str, Any]:
+    path = ""
+    try:
+        for path, value in step.get("set", {}).items():
+            inner, name = _place(document, path)
+            inner[name] = subject.filled(value)
+        for path in step.get("drop", ()):
+            inner, name = _place(document, path)
+            del inner[name]
+    except (LookupError, TypeError) as error:
+        raise CannotAsk(
+            f"the request of model {subject.model.name!r} has no member {path!r}"
+        ) from error
     return document
 
 
@@ -158,7 +177,7 @@ def _place(document: Any, path: str) -> tuple[Any, Any]:
     return document, keys[-1]
 
 
-def _http(step: Mapping[str, Any], subject: Subject) -> Request:
+def _http(step: Mapping[str, Any], subject: RequestSubject) -> RuleRequest:
     method = "GET" if "get" in step else "POST"
     path = step.get("path") or step.get("get") or step.get("post") or "/v2/models/$model/infer"
     headers, body, tail = dict(step.get("headers", {})), b"", b""
@@ -167,7 +186,7 @@ def _http(step: Mapping[str, Any], subject: Subject) -> Request:
         body = json.dumps(_changed(document, step, subject)).encode()
     elif "json" in step:
         body = json.dumps(_changed(subject.filled(step["json"]), step, subject)).encode()
-    body = step["body"].encode() if "body" in step else body
+    body = subject.filled(step["body"]).encode() if "body" in step else body
     if tail:
         headers = {"inference-header-content-length": str(len(body))} | headers
     if method == "POST":
@@ -180,14 +199,14 @@ def _http(step: Mapping[str, Any], subject: Subject) -> Request:
     wire = HttpRequest(
         method, path, headers=Headers((*headers.items(), *_texts(subject.headers))), body=(body,)
     )
-    return Request(wire, _curl(wire, subject, headers, body))
+    return RuleRequest(wire, _curl(wire, subject, headers, body))
 
 
 def _texts(metadata: Metadata) -> tuple[tuple[str, str], ...]:
     return tuple((name, value) for name, value in metadata if isinstance(value, str))
 
 
-def _http_inference(case: Case, form: str) -> tuple[dict[str, Any], bytes]:
+def _http_inference(case: InferenceCase, form: str) -> tuple[dict[str, Any], bytes]:
     document: dict[str, Any] = {"id": "certify", "inputs": []}
     tail = b""
     for at, tensor in enumerate(case.inputs):
@@ -218,7 +237,9 @@ def _json_element(element: Any) -> Any:
         raise CannotAsk("JSON does not have elements that are no text") from error
 
 
-def _curl(wire: HttpRequest, subject: Subject, headers: Mapping[str, str], body: bytes) -> str:
+def _curl(
+    wire: HttpRequest, subject: RequestSubject, headers: Mapping[str, str], body: bytes
+) -> str:
     url = subject.url
     server = f"http{'s' * url.tls}://{url.authority}"
     words = ["curl", "-s", "-i"]
@@ -236,7 +257,7 @@ def _curl(wire: HttpRequest, subject: Subject, headers: Mapping[str, str], body:
     return f"printf '{octal}' | {shlex.join([*words, '--data-binary', '@-'])}"
 
 
-def _grpc(step: Mapping[str, Any], subject: Subject) -> Request:
+def _grpc(step: Mapping[str, Any], subject: RequestSubject) -> RuleRequest:
     is_stream = bool(step.get("stream"))
     method = step.get("call") or ("ModelStreamInfer" if is_stream else "ModelInfer")
     document = _grpc_inference(subject, step["infer"]) if "infer" in step else {}
@@ -247,10 +268,10 @@ def _grpc(step: Mapping[str, Any], subject: Subject) -> Request:
         kind = message_class("oip", f"inference.{'ModelInfer' if is_stream else method}Request")
         message = json_format.ParseDict(document, kind()).SerializeToString()
     wire = GrpcRequest(f"/{SERVICE}/{method}", (message,), subject.headers)
-    return Request(wire, _grpcurl(method, document, subject.url), is_stream)
+    return RuleRequest(wire, _grpcurl(method, document, subject.url), is_stream)
 
 
-def _grpc_inference(subject: Subject, form: str) -> dict[str, Any]:
+def _grpc_inference(subject: RequestSubject, form: str) -> dict[str, Any]:
     document: dict[str, Any] = {"model_name": subject.model.name, "id": "certify", "inputs": []}
     for tensor in subject.case.inputs:
         entry: dict[str, Any] = {

@@ -26,9 +26,11 @@ BYTES: Final = "BYTES"
 NAMES: Final = frozenset(each.name for each in Datatype)
 _FLOATS: Final = frozenset({"FP16", "BF16", "FP32", "FP64"})
 _MOST_CASES: Final = 8
+_LARGE: Final = 5000
+_MOST_ELEMENTS: Final = 1 << 18
 
 
-class Declared(NamedTuple):
+class DeclaredTensor(NamedTuple):
     """An input or an output as the server's metadata have it; -1 is a variable dimension."""
 
     name: str
@@ -37,7 +39,7 @@ class Declared(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class RawTensor:
     """A tensor; its elements are little-endian, those of BYTES with their lengths."""
 
     name: str
@@ -47,15 +49,15 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class InferenceCase:
     """Inputs, and the outputs that must come back; none where the answer is not known."""
 
-    inputs: tuple[Tensor, ...] = ()
-    outputs: tuple[Tensor, ...] = ()
+    inputs: tuple[RawTensor, ...] = ()
+    outputs: tuple[RawTensor, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class CertifiedModel:
     """A model of the server.
 
     Attributes:
@@ -66,14 +68,37 @@ class Model:
 
     name: str
     versions: tuple[str, ...] = ()
-    inputs: tuple[Declared, ...] = ()
-    outputs: tuple[Declared, ...] = ()
+    inputs: tuple[DeclaredTensor, ...] = ()
+    outputs: tuple[DeclaredTensor, ...] = ()
     config: Mapping[str, Any] = field(default_factory=dict)
     expect: str = ""
     fault: str = ""
 
-    def cases(self, values: str, datatype: str, seed: int, *, empty: bool = False) -> list[Case]:
+    @property
+    def datatypes(self) -> tuple[str, ...]:
+        """Those of its inputs."""
+        return tuple(each.datatype for each in self.inputs)
+
+    @property
+    def has_sequences(self) -> bool:
+        """Whether it takes sequences, as far as its configuration is known."""
+        return bool(self.config.get("sequence_batching"))
+
+    @property
+    def takes_numbered_sequences(self) -> bool:
+        """Whether ids of its sequences are numbers: others can make it hang."""
+        return self.has_sequences and "TYPE_STRING" not in json.dumps(self.config)
+
+    @property
+    def is_decoupled(self) -> bool:
+        """Whether it sends any number of replies, as far as its configuration is known."""
+        policy = self.config.get("model_transaction_policy")
+        return isinstance(policy, dict) and bool(policy.get("decoupled"))
+
+    def cases(self, values: str, datatype: str, seed: int) -> list[InferenceCase]:
         """Return the inferences that try the values of a set for one datatype; "" for all.
+
+        `empty` and `large` are the set `plain` without elements, or with very many.
 
         Raises:
             ValueError: A file is wrong, the model has no sum, or an input has no such values.
@@ -83,16 +108,14 @@ class Model:
         if self.expect != "identity":
             values, datatype = "plain", ""
         sent = [
-            _tensors(
-                each, values if datatype in {"", each.datatype} else "plain", seed, empty=empty
-            )
+            _tensors(each, values if datatype in {"", each.datatype} else "plain", seed)
             for each in self.inputs
         ]
         most = max(map(len, sent), default=0)
         rows = [tuple(each[at % len(each)] for each in sent) for at in range(most)]
-        return [Case(row, self._expected(row)) for row in rows[:_MOST_CASES]]
+        return [InferenceCase(row, self._expected(row)) for row in rows[:_MOST_CASES]]
 
-    def _expected(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def _expected(self, inputs: Sequence[RawTensor]) -> tuple[RawTensor, ...]:
         if not self.expect:
             return ()
         names = [each.name for each in self.outputs]
@@ -106,7 +129,7 @@ class Model:
         arrays = [_array(each.datatype, each.raw) for each in inputs]
         # The values of the set are small: no sum is rounded or wraps.
         total = sum(arrays[1:], arrays[0])
-        return (Tensor(names[0], first.datatype, first.shape, _raw(first.datatype, total)),)
+        return (RawTensor(names[0], first.datatype, first.shape, _raw(first.datatype, total)),)
 
 
 @cache
@@ -116,30 +139,39 @@ def _sets() -> Mapping[str, Mapping[str, Sequence[Any]]]:
 
 
 def has_values(name: str, datatype: str) -> bool:
-    """Return whether a set has values of a datatype."""
-    return datatype in _sets()[name]
+    """Return whether a set has values of a datatype; those of some sets are `plain` ones."""
+    return datatype in _sets().get(name, _sets()["plain"])
 
 
-def _tensors(declared: Declared, values: str, seed: int, *, empty: bool) -> list[Tensor]:
+def _tensors(declared: DeclaredTensor, values: str, seed: int) -> list[RawTensor]:
     """Return as many tensors of an input as it takes to send each value of a set once."""
     name, datatype, shape = declared
-    elements = list(_sets()[values].get(datatype) or _sets()["plain"].get(datatype) or ())
+    elements = list(_sets().get(values, {}).get(datatype) or _sets()["plain"].get(datatype) or ())
     if not elements:
         raise ValueError(f"input {name!r} has the datatype {datatype!r}")
     if values == "plain":
         random.Random(seed).shuffle(elements)  # noqa: S311  # no secret
     dims = [1 if size < 0 else size for size in shape]
-    # The first of several dimensions is probably a batch, whose size has a limit.
-    free = [at for at, size in enumerate(shape) if size < 0 and (at or len(shape) == 1)]
+    free = free_dimensions(shape)
     if free:
-        dims[free[-1]] = 0 if empty else -(-len(elements) // max(1, math.prod(dims)))
-    elif empty:
-        raise ValueError(f"input {name!r} has no dimension that can be empty")
+        count = {"empty": 0, "large": _LARGE}.get(values, len(elements))
+        dims[free[-1]] = -(-count // max(1, math.prod(dims)))
     size = math.prod(dims)
+    if size > _MOST_ELEMENTS:
+        raise ValueError(f"input {name!r} has {size} elements: too many to try")
+    step = min(size, len(elements)) or len(elements)
     return [
-        Tensor(name, datatype, tuple(dims), _packed(datatype, elements, start, size))
-        for start in range(0, len(elements), size or len(elements))
+        RawTensor(name, datatype, tuple(dims), _packed(datatype, elements, start, size))
+        for start in range(0, len(elements), step)
     ]
+
+
+def free_dimensions(shape: Sequence[int]) -> list[int]:
+    """Return the dimensions of variable size, but for a first one of several.
+
+    That one is probably a batch, whose size has a limit.
+    """
+    return [at for at, size in enumerate(shape) if size < 0 and (at or len(shape) == 1)]
 
 
 def _packed(datatype: str, elements: Sequence[Any], start: int, size: int) -> bytes:
@@ -150,7 +182,7 @@ def _packed(datatype: str, elements: Sequence[Any], start: int, size: int) -> by
     return np.array(chosen, kind or Datatype(datatype).numpy_dtype).tobytes()
 
 
-def _case_of_file(path: Path) -> Case:
+def _case_of_file(path: Path) -> InferenceCase:
     """Return what a file has: `inputs` and `outputs` as in the JSON of Open Inference.
 
     Raises:
@@ -158,17 +190,17 @@ def _case_of_file(path: Path) -> Case:
     """
     try:
         found = json.loads(path.read_text("utf-8"))
-        return Case(*(tuple(map(_of_json, found[key])) for key in ("inputs", "outputs")))
+        return InferenceCase(*(tuple(map(_of_json, found[key])) for key in ("inputs", "outputs")))
     except (OSError, ValueError, LookupError, TypeError, GatewayError) as error:
         raise ValueError(
             f"{path} has no 'inputs' and 'outputs' of Open Inference: {error}"
         ) from error
 
 
-def _of_json(entry: Mapping[str, Any]) -> Tensor:
+def _of_json(entry: Mapping[str, Any]) -> RawTensor:
     shape = tuple(entry["shape"])
     made = tensor_of(entry["name"], entry["data"], Datatype(entry["datatype"]), shape)
-    return Tensor(entry["name"], entry["datatype"], shape, bytes(as_raw(made)))
+    return RawTensor(entry["name"], entry["datatype"], shape, bytes(as_raw(made)))
 
 
 def elements_of(datatype: str, raw: bytes) -> list[Any]:
