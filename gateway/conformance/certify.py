@@ -276,7 +276,12 @@ class _Certification:
         self, protocol: str, names: Sequence[str], expect: Mapping[str, str]
     ) -> None:
         """Find out what the server says of itself and its models."""
-        steps = load_data(f"{protocol.replace('+', '_')}.yaml")["discovery"]
+        steps = load_data(f"{protocol.replace('+', '_')}.yaml").get("discovery")
+        if steps is None:
+            answers = {**dict.fromkeys(names, ""), **expect}
+            models = (CertifiedModel(name, expect=each) for name, each in answers.items())
+            self.server = _DescribedServer(models=tuple(models))
+            return
         try:
             reply = await self._question(steps["server"], self._subject)
         except _CannotTell as error:
@@ -449,7 +454,7 @@ class _Certification:
         for step in rule.steps:
             values = step.request.get("values", "plain")
             cases = [InferenceCase()]
-            if model.name:
+            if step.request.keys() & {"infer", "json"}:
                 datatype = rule.needs.get("datatype", "")
                 cases = model.cases(values, datatype, self._subject.seed) or [InferenceCase()]
             found += [(step, case) for case in (cases if len(rule.steps) == 1 else cases[:1])]
@@ -470,7 +475,8 @@ class _Certification:
             text = f"the server does not announce the extension: {wrong}"
             return _Judgement(Verdict.CANNOT_TELL, text, request)
         is_valid = any(each in {"200", "OK"} for answer in step.answers for each in answer.status)
-        if "infer" in step.request and is_valid and not model.expect and not replies[-1].is_success:
+        is_inferred = replies[-1].is_success and not replies[-1].error
+        if "infer" in step.request and is_valid and not (model.expect or is_inferred):
             text = f"model {model.name!r} may not take the values that were made for it: {wrong}"
             return _Judgement(Verdict.CANNOT_TELL, text, request)
         return _Judgement(Verdict.DIFFERS, wrong, request)
@@ -481,7 +487,8 @@ class _Certification:
             verdict, found = Verdict.SAYS_NOTHING, f"{found} ({rule.open})"
         if verdict is Verdict.DIFFERS:
             for each in known_differences():
-                if each.server in self.server.name.lower() and is_named(rule.id, each.rules):
+                is_its = each.server in self.server.name.lower()
+                if is_its and {rule.id, rule.group} & set(each.rules):
                     found = f"{found} (known of {each.server}: {each.what}; {each.gateway})"
         return RuleFinding(
             rule.id, rule.group, verdict, rule.says, found, rule.source, judged.request

@@ -82,7 +82,7 @@ class CertifiedModel:
     @property
     def has_sequences(self) -> bool:
         """Whether it takes sequences, as far as its configuration is known."""
-        return bool(self.config.get("sequence_batching"))
+        return self.config.get("sequence_batching") is not None
 
     @property
     def takes_numbered_sequences(self) -> bool:
