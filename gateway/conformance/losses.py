@@ -73,6 +73,8 @@ def _parts(call: InferRequest, metadata: ModelMetadata) -> Iterator[tuple[str, s
         first, *others = call.inputs
         named = Tensor(first.name, first.datatype, first.shape, first.data, {"certify": "1"})
         yield "parameters of inputs", "inputs", (named, *others)
+    if call.sequence is not None:
+        yield "sequence", "sequence", call.sequence
     if metadata.versions:
         yield "version", "model", ModelRef(metadata.name, metadata.versions[-1])
     if len(metadata.outputs) > 1:

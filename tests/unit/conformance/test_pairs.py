@@ -248,3 +248,18 @@ async def test_a_refusal_is_what_a_client_sees() -> None:
     with pytest.raises(GatewayError) as caught:
         await through_gateway("mlflow+http", "identity_fp32", ones)
     assert f"the gateway refuses the call: {caught.value.message}" == found["mlflow+http"].what[0]
+
+
+async def test_stateful_models_get_a_sequence() -> None:
+    """Clients whose protocol has sequences work, and the others are refused by name."""
+    async with server("simple_sequence") as service:
+
+        async def stateful(call: Any) -> Any:
+            reply = await service(call)
+            return reply.changed(stateful=True) if isinstance(reply, ModelMetadata) else reply
+
+        found = await certify_pairs(stateful, URL, ["simple_sequence"])
+    refused = {each.protocol for each in found if each.verdict == "refused"}
+    assert {"oip+http", "oip+grpc", "trtis+http", "trtis+grpc"} == SIMPLE.keys() - refused
+    reasons = [each.what[0] for each in found if each.verdict == "refused"]
+    assert all("sequence" in reason for reason in reasons), reasons
