@@ -5,6 +5,7 @@ Texts come from servers: each form escapes what would control a terminal, and it
 
 import enum
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from typing import Any, Final
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
@@ -12,7 +13,6 @@ from gateway.cli.output import format_table
 from gateway.cli.report.blocks import Block, Command, Section, TextTable, html_page
 from gateway.conformance.findings import (
     Findings,
-    PairFinding,
     PairVerdict,
     RuleFinding,
     Subject,
@@ -44,9 +44,9 @@ def differences(one: Findings, other: Findings) -> list[tuple[RuleFinding, RuleF
 def json_document(found: Findings, against: Findings | None = None) -> dict[str, Any]:
     """Return the findings as JSON values; of two servers with their differences."""
     document: dict[str, Any] = {
-        "subject": _subject(found.subject),
+        "subject": asdict(found.subject),
         "rules": [_rule(each) for each in found.rules],
-        "pairs": [_pair(each) for each in found.pairs],
+        "pairs": [asdict(each) for each in found.pairs],
         "counts": _counts(found),
     }
     if against is not None:
@@ -62,36 +62,9 @@ def json_document(found: Findings, against: Findings | None = None) -> dict[str,
     return document
 
 
-def _subject(subject: Subject) -> dict[str, str]:
-    return {
-        "url": subject.url,
-        "protocol": subject.protocol,
-        "server": subject.server,
-        "version": subject.version,
-    }
-
-
 def _rule(found: RuleFinding) -> dict[str, str]:
-    return {
-        "id": found.rule,
-        "group": found.group,
-        "verdict": str(found.verdict),
-        "expected": found.expected,
-        "found": found.found,
-        "source": found.source,
-        "request": found.request,
-    }
-
-
-def _pair(found: PairFinding) -> dict[str, Any]:
-    return {
-        "model": found.model,
-        "protocol": found.protocol,
-        "verdict": str(found.verdict),
-        "what": list(found.what),
-        "key": found.key,
-        "request": found.request,
-    }
+    fields = asdict(found)
+    return {"id": fields.pop("rule"), **fields}
 
 
 def _counts(found: Findings) -> dict[str, int]:
