@@ -27,7 +27,6 @@ from gateway.app.listen.passthrough import ObservedPassthrough, passthrough_rule
 from gateway.app.listen.path_ownership import ProtocolPaths, listener_authentication, owned_paths
 from gateway.app.listen.rejection_log import RejectionLog
 from gateway.app.listen.server_names import inherited_sockets, stream_server_name
-from gateway.app.run.worker_slot import ProcessOptions
 from gateway.config.models import ListenerConfig, StreamConfig, UpstreamConfig
 from gateway.frontend.frontend import CheckInference, Frontend
 from gateway.frontend.load_report import Load, LoadReportingFrontend
@@ -39,6 +38,7 @@ from gateway.ir.limits import MessageLimits
 from gateway.policies.access.authorise import ListenerAccess
 from gateway.policies.access.operations import HEALTH, METRICS, PASSTHROUGH
 from gateway.policies.shared_memory.layer import SHARED_MEMORY
+from gateway.processes.worker_slot import ProcessOptions
 from gateway.registry import protocol, protocol_names
 from gateway.routing.model_keys import ModelKeyIndex, ResolveModelKeys
 from gateway.routing.server_status import model_status

@@ -47,7 +47,6 @@ from gateway.app.run.process import CGROUP_MEMORY, MemoryTrimmer, memory_bound, 
 from gateway.app.run.process_parts import ProcessParts
 from gateway.app.run.reload import Reloader
 from gateway.app.run.retirement import EarlierSequences, Retirements
-from gateway.app.run.worker_slot import SINGLE_PROCESS, ProcessOptions, WorkerSlot
 from gateway.concurrency.background import start_background
 from gateway.concurrency.limiter import CLIENT_MEMORY
 from gateway.concurrency.offload import limit_memory
@@ -58,6 +57,7 @@ from gateway.policies.observe import Recorder
 from gateway.policies.shared_memory.forwarded import ForwardedRegions
 from gateway.policies.shared_memory.layer import SHARED_REGIONS
 from gateway.policies.shared_memory.regions import Regions
+from gateway.processes.worker_slot import SINGLE_PROCESS, ProcessOptions, WorkerSlot
 from gateway.routing.sequence_affinity import FinishSequences
 from gateway.service import Service
 from gateway.telemetry import error_texts, logs, names

@@ -18,9 +18,9 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from gateway.app.run.worker_slot import WorkerSlot, available_cores
 from gateway.frontend.load_report import Load
 from gateway.policies.limits.shed_load import resident_bytes
+from gateway.processes.worker_slot import WorkerSlot, available_cores
 from gateway.settings.units import parse_size
 from gateway.telemetry import names
 from gateway.telemetry.metrics import Metrics

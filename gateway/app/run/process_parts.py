@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 
 from gateway.app.build.parts import ServingParts
 from gateway.app.chains.tracing import Tracing
-from gateway.app.run.worker_slot import WorkerSlot
 from gateway.ir.metadata import Trend
 from gateway.policies.limits.shed_load import ProcessLoad
 from gateway.policies.observe import Recorder
 from gateway.policies.shared_memory.forwarded import ForwardedRegions
 from gateway.policies.shared_memory.regions import Regions
+from gateway.processes.worker_slot import WorkerSlot
 from gateway.telemetry.call_log import CallLog
 from gateway.telemetry.call_path import CallPath
 from gateway.telemetry.metrics import Metrics

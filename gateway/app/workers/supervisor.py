@@ -25,10 +25,6 @@ from gateway.app.check.here import require_files
 from gateway.app.check.unused_addresses import log_unused_addresses
 from gateway.app.listen.activation import activated_sockets
 from gateway.app.listen.certificates import CERTIFICATES, Certificates, admin_tls
-from gateway.app.processes.channel import PartDescriptors, WorkerSetup
-from gateway.app.processes.reply_watch import POLL_S, REPLY_S, ReplyWatch
-from gateway.app.processes.restart_policy import RestartBackoff, RestartPolicy
-from gateway.app.processes.worker_process import WorkerProcess, describe_exit, launch
 from gateway.app.run.announce import (
     log_addresses,
     log_default_timeout,
@@ -40,13 +36,17 @@ from gateway.app.run.export import open_export
 from gateway.app.run.reload import Changes, Load, Reloader
 from gateway.app.run.service_manager import ServiceManager
 from gateway.app.run.signals import StopSignal, on_reopen, start_reaping
-from gateway.app.run.worker_slot import WorkerSlot
 from gateway.app.workers.shared_sockets import SharedSockets
 from gateway.concurrency.background import start_background
 from gateway.concurrency.slices import in_slices
 from gateway.concurrency.timeouts import is_set_within
 from gateway.config.load import ConfigError, LoadedConfig
 from gateway.config.models import LifecycleConfig
+from gateway.processes.channel import PartDescriptors, WorkerSetup
+from gateway.processes.reply_watch import POLL_S, REPLY_S, ReplyWatch
+from gateway.processes.restart_policy import RestartBackoff, RestartPolicy
+from gateway.processes.worker_process import WorkerProcess, describe_exit, launch
+from gateway.processes.worker_slot import WorkerSlot
 from gateway.telemetry import logs, names
 from gateway.telemetry.aggregation import MetricsAggregator, family_of, snapshot, total_of
 from gateway.telemetry.exposition import write_page

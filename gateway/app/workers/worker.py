@@ -18,14 +18,6 @@ from typing import Any, Final
 import structlog
 
 from gateway.api.start_error import StartError
-from gateway.app.processes.channel import (
-    Message,
-    WorkerChannel,
-    WorkerSetup,
-    decode_loaded,
-    open_channel,
-    read_setup,
-)
 from gateway.app.run.gateway import Gateway, memory_budget
 from gateway.app.run.process import freeze_startup_objects
 from gateway.app.run.run import loop_factory, prepare
@@ -34,6 +26,14 @@ from gateway.concurrency.background import start_background
 from gateway.concurrency.process_end import end_within, run_to_end
 from gateway.concurrency.slices import in_slices
 from gateway.config.load import ConfigError
+from gateway.processes.channel import (
+    Message,
+    WorkerChannel,
+    WorkerSetup,
+    decode_loaded,
+    open_channel,
+    read_setup,
+)
 from gateway.telemetry import logs
 from gateway.telemetry.aggregation import snapshot
 from gateway.telemetry.faults import FAULTS

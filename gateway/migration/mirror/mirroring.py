@@ -12,7 +12,6 @@ from gateway.app.build.service_graph import ServiceGraph
 from gateway.app.listen.certificates import Certificates
 from gateway.app.run.gateway import default_budget
 from gateway.app.run.process_parts import ProcessParts
-from gateway.app.run.worker_slot import WorkerSlot
 from gateway.concurrency.background import start_background
 from gateway.concurrency.slices import in_slices
 from gateway.config.load import LoadedConfig
@@ -31,6 +30,7 @@ from gateway.migration.targets import LiveMigration, live_migrations
 from gateway.policies.limits.shed_load import ProcessLoad
 from gateway.policies.shared_memory.forwarded import ForwardedRegions
 from gateway.policies.shared_memory.regions import Regions
+from gateway.processes.worker_slot import WorkerSlot
 from gateway.settings.patterns import is_pattern
 from gateway.shadow.part import SendDocument
 from gateway.shadow.records.transfer import Confirmation

@@ -15,7 +15,7 @@ from gateway.app.run.process import (
     memory_bound,
     shorten_switch_interval,
 )
-from gateway.app.run.worker_slot import WorkerSlot
+from gateway.processes.worker_slot import WorkerSlot
 from tests.simulation.virtual_time import elapse, in_virtual_time
 
 

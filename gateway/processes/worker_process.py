@@ -13,16 +13,16 @@ from collections.abc import Set as AbstractSet
 from typing import Any, Final
 
 from gateway.api.start_error import RELOAD_LATE, StartError
-from gateway.app.processes.channel import (
+from gateway.concurrency.background import start_background
+from gateway.config.load import LoadedConfig
+from gateway.processes.channel import (
     Message,
     WorkerChannel,
     WorkerSetup,
     encode_loaded,
     open_channel,
 )
-from gateway.app.processes.reply_watch import REPLY_S
-from gateway.concurrency.background import start_background
-from gateway.config.load import LoadedConfig
+from gateway.processes.reply_watch import REPLY_S
 from gateway.telemetry.aggregation import Snapshot
 
 WORKER: Final = "gateway.app.workers.worker"

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from gateway.app.processes.channel import (
+from gateway.config.load import load_file, load_text
+from gateway.processes.channel import (
     Message,
     WorkerChannel,
     WorkerSetup,
     open_channel,
     read_setup,
 )
-from gateway.app.run.worker_slot import WorkerSlot
-from gateway.config.load import load_file, load_text
+from gateway.processes.worker_slot import WorkerSlot
 from tests.unit.config.test_examples import EACH_EXAMPLE
 
 LOADED = load_text("version: 1\nlisteners: [{http: 8000}]\nworkers: 2\n", source="some.yaml")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.app.processes.restart_policy import RestartBackoff, RestartPolicy
+from gateway.processes.restart_policy import RestartBackoff, RestartPolicy
 
 POLICY = RestartPolicy(first_wait_s=0.5, factor=2.0, max_wait_s=3.0, stable_s=30.0, max_failures=6)
 

@@ -18,9 +18,9 @@ from typing import Any, Final
 import orjson
 
 from gateway.api.extension import PartSetup
-from gateway.app.run.worker_slot import WorkerSlot
 from gateway.concurrency.slices import in_slices
 from gateway.config.load import LoadedConfig
+from gateway.processes.worker_slot import WorkerSlot
 
 _SIZE = struct.Struct("!I")
 

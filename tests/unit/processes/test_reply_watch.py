@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from structlog.testing import capture_logs
 
-from gateway.app.processes.reply_watch import ReplyWatch
+from gateway.processes.reply_watch import ReplyWatch
 
 
 class FakeProcess:

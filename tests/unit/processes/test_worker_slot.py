@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.app.run.worker_slot import (
+from gateway.processes.worker_slot import (
     SINGLE_PROCESS,
     ProcessOptions,
     WorkerSlot,

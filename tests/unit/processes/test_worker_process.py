@@ -9,9 +9,9 @@ from typing import Any, cast
 import pytest
 
 from gateway.api.start_error import StartError
-from gateway.app.processes.channel import open_channel
-from gateway.app.processes.worker_process import WorkerProcess
 from gateway.config.load import load_text
+from gateway.processes.channel import open_channel
+from gateway.processes.worker_process import WorkerProcess
 from tests.simulation.virtual_time import elapse, simulate
 
 LOADED = load_text(

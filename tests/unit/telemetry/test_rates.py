@@ -5,9 +5,9 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 
-from gateway.app.admin.rates import TrafficWindow
 from gateway.ir.calls import InferRequest, ServerReadyRequest
 from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.rates import TrafficWindow
 from tests.fakes import FakeClock
 
 
