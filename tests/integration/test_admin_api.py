@@ -14,8 +14,8 @@ from typing import Any
 import aiohttp
 import pytest
 
+from gateway.admin.event_hub import MAX_LISTENERS
 from gateway.app import Gateway
-from gateway.app.admin.event_hub import MAX_LISTENERS
 from gateway.app.admin.running import RunningGateway
 from gateway.app.admin.server import admin_routers
 from gateway.app.build.parts import LeadingParts

@@ -17,8 +17,8 @@ from stat import S_ISDIR, S_ISREG
 from types import UnionType
 from typing import Annotated, Any, Final, Union, get_args, get_origin
 
+from gateway.admin.tokens import token_fault
 from gateway.api.start_error import REASONS, StartError, reason_of
-from gateway.app.admin.tokens import token_fault
 from gateway.app.build.models import model_loader_of, model_spec
 from gateway.app.listen.certificates import client_files, server_files
 from gateway.backends.hosted import versions_of

@@ -6,8 +6,8 @@ import base64
 
 import pytest
 
+from gateway.admin.access import VERDICT, AdminAccess, access_of
 from gateway.api.admin import AdminNeed
-from gateway.app.admin.access import VERDICT, AdminAccess, access_of
 from gateway.config.admin import AdminConfig
 from gateway.ir.context import Client
 from gateway.settings.units import Address, StreamAddress

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.app.admin.event_hub import EventHub, TooManyListeners
+from gateway.admin.event_hub import EventHub, TooManyListeners
 
 
 class Documents:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
+from gateway.admin.tokens import AdminTokens, tokens_of
 from gateway.api.admin import AdminNeed
-from gateway.app.admin.tokens import AdminTokens, tokens_of
 from gateway.config.admin import AdminConfig
 from gateway.wire.http import Headers, HttpRequest
 
@@ -21,12 +21,14 @@ _FORWARDED: Final = ("forwarded", "x-forwarded-for", "x-real-ip")
 _LOCAL_NAMES: Final = frozenset({"localhost", "ip6-localhost"})
 
 
+PROBES: Final = "probes"
+"""The group of the routes that orchestrators and load balancers ask."""
 VERDICT: Final = "verdict"
 """The group of verdicts, which controllers in a cluster read without credentials."""
 
 # Groups whose requests are not checked where they are open: load balancers and scrapers send any
 # host and no token.
-_UNCHECKED: Final = frozenset({"probes", "metrics", "status"})
+_UNCHECKED: Final = frozenset({PROBES, "metrics", "status"})
 _REDIRECTS: Final = "redirects"
 _OPEN: Final = (*_UNCHECKED, VERDICT)
 

@@ -1,7 +1,4 @@
-"""AdminRouter: the table of routes of the admin port, matched, checked and answered.
-
-A page or a document of the gateway is a folder of this package and its `ROUTES` in the table here.
-"""
+"""AdminRouter: the routes of the admin port, matched, checked and answered."""
 
 from __future__ import annotations
 
@@ -15,6 +12,9 @@ from urllib.parse import parse_qsl, unquote
 import orjson
 import structlog
 
+from gateway.admin.access import PROBES, AdminAccess, Refusal
+from gateway.admin.audit import NO_FACTS, AuditLog, facts_of
+from gateway.admin.html import UI, render
 from gateway.api.admin import (
     AdminGateway,
     AdminNeed,
@@ -27,19 +27,6 @@ from gateway.api.admin import (
     Page,
     Redirect,
 )
-from gateway.app.admin import (
-    changes,
-    config,
-    html,
-    metrics,
-    overview,
-    probes,
-    status,
-)
-from gateway.app.admin.access import AdminAccess, Refusal
-from gateway.app.admin.audit import NO_FACTS, AuditLog, facts_of
-from gateway.app.admin.html import UI, render
-from gateway.app.admin.probes import PROBES
 from gateway.ir.errors import ErrorCode, GatewayError
 from gateway.telemetry.faults import FAULTS
 from gateway.transports.contract import HttpFrontend
@@ -47,17 +34,6 @@ from gateway.wire.errors import HTTP_STATUS, allowed_methods
 from gateway.wire.http import Headers, HttpRequest, HttpResponse, response_parts
 
 log = structlog.get_logger(__name__)
-
-ROUTES: Final[tuple[AdminRoute, ...]] = (
-    *metrics.ROUTES,
-    *probes.ROUTES,
-    *status.ROUTES,
-    *overview.ROUTES,
-    *config.ROUTES,
-    *changes.ROUTES,
-    *html.ROUTES,
-)
-"""The routes of the gateway itself."""
 
 API: Final = "/api/v1/"
 
