@@ -22,8 +22,8 @@ from aiohttp.test_utils import TestServer
 from gateway.api.layer import Layer
 from gateway.app import Gateway
 from gateway.app.build.transports import grpc_client, http_client
-from gateway.app.check.config_warnings import warnings
 from gateway.app.layers import LAYERS
+from gateway.cli.validation.config_warnings import warnings
 from gateway.config.load import load_text
 from gateway.ir.context import ModelRef
 from gateway.ir.datatypes import Datatype

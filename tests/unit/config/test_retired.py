@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.app.check.config_warnings import warnings
 from gateway.app.listen.listeners import _limits
 from gateway.app.run.announce import log_retired_keys
 from gateway.cli.configuration import load_checked
+from gateway.cli.validation.config_warnings import warnings
 from gateway.config.load import ConfigError, load_text
 from gateway.config.retired import RETIRED
 from gateway.config.schema import json_schema

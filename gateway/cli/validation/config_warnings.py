@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from gateway.app.build.package_layers import configured_readers
-from gateway.app.check.unknown_names import unknown_names
+from gateway.cli.validation.unknown_names import unknown_names
 from gateway.config.load import LoadedConfig
 from gateway.config.models import Config, ListenerConfig, UpstreamConfig
 from gateway.config.routes import MatchConfig

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gateway.app.check.check import _is_of_machine, check
-from gateway.app.check.config_warnings import warnings
+from gateway.cli.validation.config_warnings import warnings
 from gateway.config.load import ConfigError, load_text
 
 GOOD = """version: 1

@@ -11,8 +11,8 @@ import pytest
 
 from gateway.access.key_file import KeyFile, save_key_file
 from gateway.app.check.check import check
-from gateway.app.check.config_warnings import warnings
-from gateway.app.check.unknown_names import marker_of
+from gateway.cli.validation.config_warnings import warnings
+from gateway.cli.validation.unknown_names import marker_of
 from gateway.config.extended import config_type
 from gateway.config.load import LoadedConfig, load_text
 from gateway.settings.model import Model

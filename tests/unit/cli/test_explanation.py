@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.app.build.route_rules import Explanation, explain_call, named_models, ruled_routes
+from gateway.app.build.route_rules import named_models, ruled_routes
+from gateway.cli.explanation import Explanation, explain_call
 from gateway.config.load import load_text
 from gateway.config.models import Config
 
