@@ -26,11 +26,10 @@ from gateway.app.build.server_identity import ServerIdentity
 from gateway.app.build.transports import TransportImplementation, grpc_client, http_client
 from gateway.app.chains.upstream import ServerTraits
 from gateway.app.layers import build_chain
-from gateway.app.listen.certificates import upstream_tls
 from gateway.app.listen.endpoint_discovery import BuiltEndpoint, EndpointDiscovery
 from gateway.config.limits import ClientLimitsConfig, MessageLimitsConfig
 from gateway.config.models import UpstreamConfig
-from gateway.config.tls import TlsConfig
+from gateway.config.tls import TlsConfig, client_files
 from gateway.ir.context import Need
 from gateway.ir.limits import MessageLimits
 from gateway.model_info.sequence_ids import SequenceIdTypes
@@ -137,7 +136,7 @@ def connect(  # noqa: PLR0913  # keyword-only, but for the first
         client_limits = _client_limits(ClientLimitsConfig(), is_loopback=url.is_loopback)
     if tls is None and url.tls:
         tls = TlsConfig()
-    files = tls if tls is None or isinstance(tls, TlsFiles) else upstream_tls(name, tls, directory)
+    files = tls if isinstance(tls, TlsFiles) else client_files(f"upstream {name}", tls, directory)
     how = _ClientSettings(files, transport, withheld, budget, address)
     client: Any = _client(url, binding, client_limits, limits, how)
     codec: Any = binding.codec
@@ -486,7 +485,7 @@ def build_upstream(  # noqa: PLR0913  # by name but the first five
         signatures=signatures,
         declarations=declarations,
         metrics=metrics,
-        tls=upstream_tls(name, config.server_tls, directory),
+        tls=client_files(f"upstream {name}", config.server_tls, directory),
         longest_call_s=longest_call_s,
         budget=budget,
         at=at,

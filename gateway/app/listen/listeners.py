@@ -21,13 +21,13 @@ from gateway.app.build.upstreams import message_limits, overridden
 from gateway.app.chains.tracing import Tracing
 from gateway.app.check.exposure import warn_of_exposure
 from gateway.app.listen import metrics_page, passthrough
-from gateway.app.listen.certificates import listener_tls
 from gateway.app.listen.health_services import HEALTH_PROTOCOL, DescribedProtocol, server_services
 from gateway.app.listen.passthrough import ObservedPassthrough, passthrough_rules
 from gateway.app.listen.path_ownership import ProtocolPaths, listener_authentication, owned_paths
 from gateway.app.listen.rejection_log import RejectionLog
 from gateway.app.listen.server_names import inherited_sockets, stream_server_name
 from gateway.config.models import ListenerConfig, StreamConfig, UpstreamConfig
+from gateway.config.tls import server_files
 from gateway.frontend.frontend import CheckInference, Frontend
 from gateway.frontend.load_report import Load, LoadReportingFrontend
 from gateway.frontend.tapped import TappedFrontend
@@ -351,7 +351,7 @@ def build_listener(
     authenticator = shared.gatekeeper.authenticator(config.name)
     if authenticator is not None:
         built.authentication = listener_authentication(authenticator, config, paths)
-    tls = built.tls = listener_tls(config.name, config.tls, shared.directory)
+    tls = built.tls = server_files(f"listener {config.name}", config.tls, shared.directory)
     limits = _limits(config, can_cut_through=shared.can_cut_through)
     http_address = config.http or config.address
     serves_grpc = config.grpc is not None or config.address is not None

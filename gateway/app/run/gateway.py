@@ -29,7 +29,6 @@ from gateway.app.build.service_graph import ServiceGraph
 from gateway.app.build.upstreams import max_connections
 from gateway.app.check.check import check
 from gateway.app.check.unused_addresses import log_unused_addresses
-from gateway.app.listen.certificates import Certificates, admin_tls
 from gateway.app.listen.listeners import SharedResources, build_listener
 from gateway.app.listen.metrics_page import Page
 from gateway.app.run.announce import (
@@ -50,6 +49,7 @@ from gateway.app.run.retirement import EarlierSequences, Retirements
 from gateway.concurrency.background import start_background
 from gateway.concurrency.limiter import CLIENT_MEMORY
 from gateway.concurrency.offload import limit_memory
+from gateway.config.admin import admin_tls
 from gateway.config.load import ConfigError, LoadedConfig
 from gateway.config.models import Config
 from gateway.policies.limits.shed_load import ProcessLoad
@@ -71,6 +71,7 @@ from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.triton_names import TritonNames
 from gateway.transports.contract import Server
 from gateway.transports.memory_budget import MemoryBudget
+from gateway.transports.net.certificates import Certificates
 from gateway.transports.net.tls_files import TlsFiles
 from gateway.transports.reservation import BUILD_WAIT_S, BuildReservation
 

@@ -24,7 +24,6 @@ from gateway.app.check.check import check
 from gateway.app.check.here import require_files
 from gateway.app.check.unused_addresses import log_unused_addresses
 from gateway.app.listen.activation import activated_sockets
-from gateway.app.listen.certificates import CERTIFICATES, Certificates, admin_tls
 from gateway.app.run.announce import (
     log_addresses,
     log_default_timeout,
@@ -40,6 +39,7 @@ from gateway.app.workers.shared_sockets import SharedSockets
 from gateway.concurrency.background import start_background
 from gateway.concurrency.slices import in_slices
 from gateway.concurrency.timeouts import is_set_within
+from gateway.config.admin import admin_tls
 from gateway.config.load import ConfigError, LoadedConfig
 from gateway.config.models import LifecycleConfig
 from gateway.processes.channel import PartDescriptors, WorkerSetup
@@ -51,6 +51,7 @@ from gateway.telemetry import logs, names
 from gateway.telemetry.aggregation import MetricsAggregator, family_of, snapshot, total_of
 from gateway.telemetry.exposition import write_page
 from gateway.telemetry.lost_lines import LostLines
+from gateway.transports.net.certificates import CERTIFICATES, Certificates
 
 log = structlog.get_logger(__name__)
 

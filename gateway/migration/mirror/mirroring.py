@@ -9,7 +9,6 @@ import structlog
 from gateway import __version__
 from gateway.app.build.route_rules import ruled_routes
 from gateway.app.build.service_graph import ServiceGraph
-from gateway.app.listen.certificates import Certificates
 from gateway.app.run.gateway import default_budget
 from gateway.app.run.process_parts import ProcessParts
 from gateway.concurrency.background import start_background
@@ -37,6 +36,7 @@ from gateway.shadow.records.transfer import Confirmation
 from gateway.telemetry.call_log import CallLog
 from gateway.telemetry.metrics import Metrics
 from gateway.transports.memory_budget import MemoryBudget
+from gateway.transports.net.certificates import Certificates
 
 log = structlog.get_logger(__name__)
 

@@ -10,7 +10,7 @@ import pytest
 import structlog
 import trustme
 
-from gateway.app.listen.certificates import Certificates
+from gateway.transports.net.certificates import Certificates
 from gateway.transports.net.tls import ServerTls
 from gateway.transports.net.tls_files import TlsFiles
 from tests.fakes import FakeClock

@@ -1,6 +1,6 @@
 """The TLS files of one process: watched, renewed, and reported before they expire.
 
-`transports/net/tls_files` reads the files of one socket. Here is which sockets there are, when
+`tls_files` reads the files of one socket. Here is which sockets there are, when
 their files are read, and who learns of it.
 """
 
@@ -8,8 +8,6 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
-from functools import partial
-from pathlib import Path
 from time import monotonic
 from typing import Any, Final
 
@@ -19,12 +17,9 @@ from prometheus_client.registry import Collector
 
 from gateway.api.start_error import REASONS, reason_of
 from gateway.concurrency.polling import Polling
-from gateway.config.admin import AdminConfig
-from gateway.config.tls import TlsConfig
 from gateway.telemetry import names
 from gateway.telemetry.families import counter_family, gauge_family
 from gateway.telemetry.reload_metrics import APPLIED, FAILED
-from gateway.transports.net.tls import ClientTls, ServerTls
 from gateway.transports.net.tls_files import TlsFiles, TlsUpdate
 
 log = structlog.get_logger(__name__)
@@ -170,71 +165,3 @@ class _Failure:
     def __init__(self, since: float) -> None:
         self.since = since
         self.logged = ""
-
-
-def listener_tls(name: str, tls: TlsConfig | None, directory: Path) -> TlsFiles | None:
-    """Return the TLS files of a listener; None without TLS.
-
-    Raises:
-        OSError: A file cannot be read.
-        ValueError: A file has invalid content, or a key is missing.
-    """
-    return None if tls is None else _server_files(f"listener {name}", tls, directory)
-
-
-def admin_tls(config: AdminConfig | None, directory: Path) -> TlsFiles | None:
-    """Return the TLS files of the admin port; see `listener_tls`."""
-    tls = None if config is None else config.tls
-    return None if tls is None else _server_files("admin", tls, directory)
-
-
-def upstream_tls(name: str, tls: TlsConfig | None, directory: Path) -> TlsFiles | None:
-    """Return the TLS files of an upstream; see `listener_tls`."""
-    return None if tls is None else TlsFiles(f"upstream {name}", client_tls(tls, directory))
-
-
-def external_tls(tls: TlsConfig | None, directory: Path) -> TlsFiles | None:
-    """Return the TLS files of the program that decides; see `listener_tls`."""
-    return None if tls is None else TlsFiles("external", client_tls(tls, directory))
-
-
-def client_tls(tls: TlsConfig, directory: Path) -> ClientTls:
-    """Return TLS to a server, with the paths of its files."""
-    at = partial(_path, directory)
-    return ClientTls(
-        ca=at(tls.ca),
-        cert=at(tls.cert),
-        key=at(tls.key),
-        verify=tls.verify,
-        min_version=tls.oldest_version,
-    )
-
-
-def client_files(tls: TlsConfig, directory: Path) -> TlsFiles:
-    """Return the TLS files towards any server; see `listener_tls`."""
-    return TlsFiles("server", client_tls(tls, directory))
-
-
-def server_files(tls: TlsConfig, directory: Path) -> TlsFiles:
-    """Return the TLS files of any server; see `listener_tls`."""
-    return _server_files("server", tls, directory)
-
-
-def _server_files(socket: str, tls: TlsConfig, directory: Path) -> TlsFiles:
-    if tls.cert is None or tls.key is None:
-        raise ValueError(f"'tls' of {socket} is incomplete; expected 'cert' and 'key'")
-    found = ServerTls(
-        cert=str(directory / tls.cert),
-        key=str(directory / tls.key),
-        client_ca=_path(directory, tls.ca),
-        requires_client=tls.client_certificates == "required",
-        others=tuple(
-            (str(directory / each.cert), str(directory / each.key)) for each in tls.certificates
-        ),
-        min_version=tls.oldest_version,
-    )
-    return TlsFiles(socket, found)
-
-
-def _path(directory: Path, name: str | None) -> str | None:
-    return None if name is None else str(directory / name)
