@@ -46,7 +46,6 @@ from gateway.app.chains.listener import ServedModels
 from gateway.app.chains.tracing import Spans
 from gateway.app.layers import build_chain
 from gateway.app.listen.listeners import ListenerEntry, max_message_bytes
-from gateway.app.listen.passthrough import passthrough_client
 from gateway.app.run.process_parts import ProcessParts
 from gateway.concurrency.slices import in_slices
 from gateway.config.load import LoadedConfig
@@ -147,13 +146,11 @@ class ServiceGraph:
         route_names = [built.ruled.name for built in routes for _ in built.ruled.rules]
         notes = process.parts.reply_notes(loaded)
         is_read = bool(configured_readers(self.loaded))
-        http_clients = {
-            name: passthrough_client(
-                built.http, built, config.upstreams[name], passes_inferences=not is_read
-            )
+        passthrough = {
+            name: built.passthrough_client(config.upstreams[name], passes_inferences=not is_read)
             for name, built in self.upstreams.items()
-            if built.http is not None
         }
+        http_clients = {name: each for name, each in passthrough.items() if each is not None}
         parts: dict[str, tuple[object, ...]] = {
             listener.name: tuple(
                 process.parts.listener_parts(

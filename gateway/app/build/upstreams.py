@@ -34,7 +34,12 @@ from gateway.ir.context import Need
 from gateway.ir.limits import MessageLimits
 from gateway.model_info.sequence_ids import SequenceIdTypes
 from gateway.policies.divide_rows import DivideRows
-from gateway.policies.forward_headers import AddedHeaders, QuestionHeaders
+from gateway.policies.forward_headers import (
+    CLIENT_HEADER,
+    AddedHeaders,
+    QuestionHeaders,
+    forwards_authorization,
+)
 from gateway.policies.known_models import KnownModels
 from gateway.policies.signatures import DescribedModels
 from gateway.registry import carrier_of, protocol
@@ -53,6 +58,7 @@ from gateway.telemetry.model_calls import ModelCalls
 from gateway.telemetry.upstream_metrics import EndpointAttempts
 from gateway.transports.contract import ClientLimits, GrpcClient, HttpClient
 from gateway.transports.grpc.withheld import WithheldCalls
+from gateway.transports.http.passthrough import PassthroughClient
 from gateway.transports.memory_budget import UNLIMITED, MemoryBudget
 from gateway.transports.net.host_addresses import HAS_DNS, is_service, look_up_all
 from gateway.transports.net.look_up import is_looked_up
@@ -292,12 +298,30 @@ class BuiltUpstream:
         """Its endpoints, with all that belongs to them."""
         return self._members if self._discovery is None else self._discovery.members
 
-    @property
-    def http(self) -> HttpClient | None:
-        """An HTTP client of it, for passthrough; None if it has none."""
-        if self._by_name is not None:
-            return self._by_name.http
-        return next((each.http for each in self._members if each.http is not None), None)
+    def passthrough_client(
+        self, config: UpstreamConfig, *, passes_inferences: bool
+    ) -> PassthroughClient | None:
+        """Return an HTTP client for the requests that pass; None if it has none.
+
+        Args:
+            config: Its section of the file.
+            passes_inferences: Whether the inferences of its server's own protocol pass unread.
+        """
+        clients = (each.http for each in (self._by_name, *self._members) if each is not None)
+        found = next((each for each in clients if each is not None), None)
+        if found is None:
+            return None
+        return PassthroughClient(
+            found,
+            self.known_posts if passes_inferences else tuple,
+            gets_authorization=forwards_authorization(config),
+            client_header=(CLIENT_HEADER.of(config) or "").lower(),
+        )
+
+    def known_posts(self) -> tuple[str, ...]:
+        """Return the paths for POST of its servers, outside of their protocol."""
+        found = (path for member in self.members for path in member.identity.own_posts())
+        return tuple(dict.fromkeys(found))
 
     def has_statistics(self) -> bool:
         """Return whether the servers of all endpoints have told that they count inferences."""

@@ -20,16 +20,17 @@ from gateway.app.build.transports import grpc_server, http_alpn, http_server_cla
 from gateway.app.build.upstreams import message_limits, overridden
 from gateway.app.chains.tracing import Tracing
 from gateway.app.check.exposure import warn_of_exposure
-from gateway.app.listen import metrics_page, passthrough
+from gateway.app.listen import metrics_page
 from gateway.app.listen.health_services import HEALTH_PROTOCOL, DescribedProtocol, server_services
-from gateway.app.listen.passthrough import ObservedPassthrough, passthrough_rules
 from gateway.app.listen.path_ownership import ProtocolPaths, listener_authentication, owned_paths
 from gateway.app.listen.rejection_log import RejectionLog
 from gateway.app.listen.server_names import inherited_sockets, stream_server_name
-from gateway.config.models import ListenerConfig, StreamConfig, UpstreamConfig
+from gateway.config.models import ListenerConfig, PassthroughConfig, StreamConfig, UpstreamConfig
 from gateway.config.tls import server_files
+from gateway.frontend import passthrough
 from gateway.frontend.frontend import CheckInference, Frontend
 from gateway.frontend.load_report import Load, LoadReportingFrontend
+from gateway.frontend.passthrough import ObservedPassthrough, check_json_body
 from gateway.frontend.tapped import TappedFrontend
 from gateway.ir.context import Client, ModelRef
 from gateway.ir.errors import Unauthenticated
@@ -57,7 +58,7 @@ from gateway.transports.contract import (
     ServerLimits,
 )
 from gateway.transports.http.cors import CorsRules
-from gateway.transports.http.passthrough import PassthroughClient
+from gateway.transports.http.passthrough import PassthroughClient, PassthroughRules
 from gateway.transports.http2.frames import may_be_http2
 from gateway.transports.memory_budget import MemoryBudget
 from gateway.transports.net.tls_files import TlsContext, TlsFiles
@@ -283,6 +284,12 @@ class BuiltListener:
     def _http_client(self) -> PassthroughClient:
         assert self._config.passthrough is not None  # noqa: S101  # only then there is a fallback
         return self._entry.http_clients[self._config.passthrough.upstream]
+
+
+def passthrough_rules(config: PassthroughConfig, limits: MessageLimits) -> PassthroughRules:
+    """Return the passthrough rules of a listener."""
+    check = partial(check_json_body, limits)
+    return PassthroughRules(config.allow, config.post or (), check, post_known=config.post is None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,18 +5,15 @@ from __future__ import annotations
 import json
 from functools import partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pytest
 
 from gateway.app.build.server_identity import ServerIdentity
-from gateway.app.listen.passthrough import (
-    MAX_CONTAINERS,
-    check_json_body,
-    known_posts,
-    passthrough_rules,
-)
+from gateway.app.build.upstreams import BuiltUpstream
+from gateway.app.listen.listeners import passthrough_rules
 from gateway.config.models import PassthroughConfig
+from gateway.frontend.passthrough import MAX_CONTAINERS, check_json_body
 from gateway.ir.errors import MalformedMessage, TooLarge
 from gateway.ir.limits import MessageLimits
 from gateway.ir.metadata import ServerMetadata
@@ -24,9 +21,6 @@ from gateway.settings.units import parse_url
 from gateway.transports.grpc.withheld import WithheldCalls
 from gateway.transports.http.passthrough import PassthroughRules, normal_path
 from gateway.wire.http import Headers, HttpRequest
-
-if TYPE_CHECKING:
-    from gateway.app.build.upstreams import BuiltUpstream
 
 PREDICT = "/v1/models/m:predict"
 CHECK = partial(check_json_body, MessageLimits())
@@ -107,7 +101,7 @@ def test_kserve_has_the_paths_of_its_first_protocol(names: list[str | None], pos
         identity = ServerIdentity("up", "h:80", url, "auto", WithheldCalls())
         identity(server)
         members.append(SimpleNamespace(identity=identity))
-    found = known_posts(cast("BuiltUpstream", SimpleNamespace(members=members)))
+    found = BuiltUpstream.known_posts(cast("BuiltUpstream", SimpleNamespace(members=members)))
     assert (("/v1/models/*:predict", "/v1/models/*:explain") if posts else ()) == found
 
 

@@ -1,35 +1,25 @@
-"""Requests to paths of no protocol, which go to an HTTP upstream: their rules, lines and counts."""
+"""Requests to paths of no protocol, which go to an HTTP upstream: lines, counts and bodies."""
 
 from collections.abc import AsyncGenerator, Callable
 from collections.abc import Set as AbstractSet
 from contextlib import aclosing
-from functools import partial
 from time import monotonic
 from typing import Any, Final
 
 import structlog
 
 from gateway.api.tap import Tap
-from gateway.app.build.upstreams import BuiltUpstream
-from gateway.config.models import PassthroughConfig, UpstreamConfig
 from gateway.ir.calls import OpaqueCall
-from gateway.ir.context import REQUEST_ID, Client
+from gateway.ir.context import REPEATED_CREDENTIAL, REQUEST_ID, Client, has_two_credentials
 from gateway.ir.errors import Cancelled, Forbidden, GatewayError, InvalidRequest, TooLarge
 from gateway.ir.identity import ANONYMOUS
 from gateway.ir.limits import MessageLimits, check_count
 from gateway.ir.texts import field_text
 from gateway.ir.unread import unread_call
-from gateway.policies.forward_headers import (
-    CLIENT_HEADER,
-    REPEATED_CREDENTIAL,
-    forwards_authorization,
-    has_two_credentials,
-)
 from gateway.telemetry.call_log import OK, PASSTHROUGH, CallRecord
 from gateway.telemetry.call_path import CallPath
 from gateway.telemetry.faults import FAULTS
 from gateway.telemetry.upstream_metrics import ByteCounter
-from gateway.transports.contract import HttpClient
 from gateway.transports.http.faults import text_response
 from gateway.transports.http.passthrough import (
     ABSENT,
@@ -216,39 +206,6 @@ def _with_own(wire: HttpRequest, request_id: str, client: PassthroughClient) -> 
     return HttpRequest(
         wire.method, wire.path, wire.query, headers, wire.body, wire.deadline, client=wire.client
     )
-
-
-def passthrough_rules(config: PassthroughConfig, limits: MessageLimits) -> PassthroughRules:
-    """Return the passthrough rules of a listener."""
-    check = partial(check_json_body, limits)
-    if config.post is None:
-        return PassthroughRules(config.allow, check_body=check, post_known=True)
-    return PassthroughRules(config.allow, config.post, check)
-
-
-def passthrough_client(
-    client: HttpClient, built: BuiltUpstream, config: UpstreamConfig, *, passes_inferences: bool
-) -> PassthroughClient:
-    """Return the client of an upstream for the requests that pass.
-
-    Args:
-        client: The client.
-        built: The upstream.
-        config: Its section of the file.
-        passes_inferences: Whether the inferences of its server's own protocol pass unread.
-    """
-    return PassthroughClient(
-        client,
-        partial(known_posts, built) if passes_inferences else tuple,
-        gets_authorization=forwards_authorization(config),
-        client_header=(CLIENT_HEADER.of(config) or "").lower(),
-    )
-
-
-def known_posts(upstream: BuiltUpstream) -> tuple[str, ...]:
-    """Return the paths for POST of the servers of *upstream*, outside of their protocol."""
-    found = (path for member in upstream.members for path in member.identity.own_posts())
-    return tuple(dict.fromkeys(found))
 
 
 def check_json_body(limits: MessageLimits, body: memoryview) -> None:
