@@ -26,7 +26,6 @@ from gateway.app.build.server_identity import ServerIdentity
 from gateway.app.build.transports import TransportImplementation, grpc_client, http_client
 from gateway.app.chains.upstream import ServerTraits
 from gateway.app.layers import build_chain
-from gateway.app.listen.endpoint_discovery import BuiltEndpoint, EndpointDiscovery
 from gateway.config.limits import ClientLimitsConfig, MessageLimitsConfig
 from gateway.config.models import UpstreamConfig
 from gateway.config.tls import TlsConfig, client_files
@@ -44,6 +43,7 @@ from gateway.policies.known_models import KnownModels
 from gateway.policies.signatures import DescribedModels
 from gateway.registry import carrier_of, protocol
 from gateway.routing.endpoint import Endpoint
+from gateway.routing.endpoint_discovery import EndpointDiscovery
 from gateway.routing.endpoint_keys import SLOW_START, balancer_of, outlier_detection_of
 from gateway.routing.endpoints import Endpoints
 from gateway.routing.health_probe import Prober
@@ -255,6 +255,37 @@ def _with_dialect_detection(
     return DialectDetectingUpstream(service, lambda server: build(resolve(options, server)))
 
 
+@dataclass(frozen=True, slots=True)
+class BuiltEndpoint:
+    """An endpoint with all that belongs to it.
+
+    Attributes:
+        withheld: Cancelled calls that still run there.
+        http: Its HTTP client; None if it has none.
+        closes: Close its clients.
+        questions: Sends questions over connections that inferences do not use.
+    """
+
+    endpoint: Endpoint
+    prober: Prober
+    identity: ServerIdentity
+    withheld: WithheldCalls
+    http: HttpClient | None
+    closes: tuple[Callable[[], Awaitable[None]], ...]
+    questions: Service
+
+    async def drain(self) -> None:
+        """Stop probing, and wait for cancelled calls that still run."""
+        await self.prober.close()
+        await self.withheld.drained()
+
+    async def close(self) -> None:
+        """Stop probing and close every connection."""
+        await self.prober.close()
+        for close in self.closes:
+            await close()
+
+
 class BuiltUpstream:
     """An upstream whose probes have not started yet.
 
@@ -279,7 +310,7 @@ class BuiltUpstream:
         sequence_ids: SequenceIdTypes,
         members: Sequence[BuiltEndpoint],
         hosts: Iterable[str] = (),
-        discovery: EndpointDiscovery | None = None,
+        discovery: EndpointDiscovery[BuiltEndpoint] | None = None,
         by_name: Connected | None = None,
         tls: TlsFiles | None = None,
     ) -> None:
@@ -542,7 +573,7 @@ def build_upstream(  # noqa: PLR0913  # by name but the first five
     )
 
 
-def _discovery(build: _EndpointBuilder, endpoints: Endpoints) -> EndpointDiscovery:
+def _discovery(build: _EndpointBuilder, endpoints: Endpoints) -> EndpointDiscovery[BuiltEndpoint]:
     config, name = build.config, build.name
     for url in config.all_urls:
         if is_service(url.host) and not HAS_DNS:

@@ -9,11 +9,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway.app.build.server_identity import ServerIdentity
-from gateway.app.listen.endpoint_discovery import BuiltEndpoint, EndpointDiscovery
+from gateway.app.build.upstreams import BuiltEndpoint
 from gateway.ir.calls import InferRequest, InferResponse, ServerReadyRequest
 from gateway.ir.context import CallSequence, ModelRef
 from gateway.ir.errors import Unavailable, Unsupported
 from gateway.routing.endpoint import Endpoint
+from gateway.routing.endpoint_discovery import EndpointDiscovery
 from gateway.routing.endpoints import Endpoints
 from gateway.routing.health_probe import Prober
 from gateway.routing.load_balancing import BalancingPolicy, LoadBalancer
