@@ -1,4 +1,8 @@
-"""DecoupledModels: whether the replies to several requests of a stream have an order."""
+"""What a frontend looks up about the server of a model: whether replies have an order; its dialect.
+
+A codec reads strictly, and MLServer and KServe read more than Triton. Only the refusal of a request
+waits for the question which server its model has.
+"""
 
 import asyncio
 from collections.abc import Coroutine
@@ -7,8 +11,8 @@ from typing import Any, Final
 import structlog
 
 from gateway.concurrency.ttl_lookup import TtlLookup
-from gateway.ir.calls import ModelConfigRequest, StreamInferRequest
-from gateway.ir.context import GATEWAY_CLIENT, ModelRef
+from gateway.ir.calls import ModelConfigRequest, ModelMetadataRequest, StreamInferRequest
+from gateway.ir.context import GATEWAY_CLIENT, Context, ModelRef
 from gateway.ir.errors import GatewayError
 from gateway.service import Service
 
@@ -52,3 +56,32 @@ class DecoupledModels:
         except Exception:  # the call meets it again
             log.exception("internal error", model=str(model))
             return None
+
+
+class ServerDialects:
+    """The dialects of the servers of models, from their metadata.
+
+    Args:
+        service: Replies to calls for metadata.
+    """
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._lookup: TtlLookup[ModelRef, str] = TtlLookup(self._ask, _TTL_S, _TTL_S)
+
+    async def find(self, model: ModelRef, context: Context) -> str:
+        """Return the dialect of the server of *model*; "" where nothing tells it.
+
+        Args:
+            model: The model of the request.
+            context: Of the caller, for a question that takes the route of its request.
+        """
+        return await self._lookup.get(model, context) or ""
+
+    async def _ask(self, model: ModelRef, context: Context) -> str | None:
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                question = ModelMetadataRequest(model=model, context=context)
+                return (await self._service(question)).dialect
+        except (GatewayError, TimeoutError):
+            return None  # the refusal stands

@@ -6,7 +6,7 @@ from gateway.ir.calls import ModelMetadataRequest
 from gateway.ir.context import Context, ModelRef
 from gateway.ir.errors import Unavailable
 from gateway.ir.metadata import ModelMetadata
-from gateway.model_info.server_dialects import ServerDialects
+from gateway.model_info.server_lookups import ServerDialects
 from tests.fakes import ScriptedService, settle
 
 M = ModelRef("m")
