@@ -36,7 +36,6 @@ from gateway.access.key_sets import (
 from gateway.access.tokens import CheckBudget, Issuer, JwtReader
 from gateway.api.access import Authenticator, Credentials, Gatekeeper
 from gateway.api.start_error import StartError
-from gateway.app.run.fetch import fetch
 from gateway.concurrency.background import start_background
 from gateway.concurrency.polling import Polling
 from gateway.config.access import JwtConfig
@@ -53,6 +52,7 @@ from gateway.telemetry import names
 from gateway.telemetry.families import counter_family
 from gateway.telemetry.faults import FAULTS, internal_error
 from gateway.telemetry.reload_metrics import APPLIED, FAILED
+from gateway.transports.http1.fetch import fetch
 from gateway.transports.net.tls_files import TlsFiles
 
 log = structlog.get_logger(__name__)

@@ -17,12 +17,6 @@ from contextlib import suppress
 from typing import Any
 
 from gateway.api.start_error import REASONS, StartError, reason_of
-from gateway.app.run.process import (
-    freeze_startup_objects,
-    keep_large_buffers,
-    shorten_switch_interval,
-)
-from gateway.app.run.signals import StopSignal, ignore_log_signals
 from gateway.config.load import ConfigError
 from gateway.processes.channel import (
     PartDescriptors,
@@ -31,6 +25,12 @@ from gateway.processes.channel import (
     open_channel,
     read_setup,
 )
+from gateway.processes.process import (
+    freeze_startup_objects,
+    keep_large_buffers,
+    shorten_switch_interval,
+)
+from gateway.processes.signals import StopSignal, ignore_log_signals
 from gateway.registry import load_dotted
 from gateway.shadow.part import MakePart, ShadowPart
 from gateway.telemetry import error_texts, logs

@@ -541,7 +541,7 @@ class ServiceGraph:
                 routes=[ready_unless_unloaded(built, models, pipelines) for built in decisive],
                 readiness=Readiness.ANY if required is None else Readiness.ALL,
                 obstacle=self._process.obstacle,
-                trends=self._process.trends,
+                trends=self._process.metrics.trends.read,
                 online=online,
                 named=named,
                 served=matcher.matches_model,

@@ -17,7 +17,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.app.build.models import BuiltModels
 from gateway.app.build.upstreams import BuiltEndpoint, BuiltUpstream
-from gateway.app.run.fetch import fetch
 from gateway.concurrency.slices import in_slices
 from gateway.config.models import Config, UpstreamConfig
 from gateway.ir.calls import ModelConfigRequest, ModelStatisticsRequest, RepositoryIndexRequest
@@ -30,6 +29,7 @@ from gateway.service import Service
 from gateway.telemetry import names
 from gateway.telemetry.model_counts import ModelCounts
 from gateway.telemetry.triton_names import CACHE_METRICS, counters_of, rows_of
+from gateway.transports.http1.fetch import fetch
 
 _TIMEOUT_S: Final = 1.0
 _PAUSE_S: Final = 1.0

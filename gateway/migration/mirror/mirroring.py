@@ -185,7 +185,6 @@ def _process_parts() -> ProcessParts:
         slot=slot,
         record=metrics.call,
         call_log=CallLog(),
-        trends=metrics.trends.read,
         regions=Regions(1),
         forwarded=ForwardedRegions(1, is_shared=False),
         load=ProcessLoad(),

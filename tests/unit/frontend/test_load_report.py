@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from gateway.app.run.process import ProcessUsage
 from gateway.frontend.load_report import Load, LoadReportingFrontend
 from gateway.ir.errors import GatewayError
+from gateway.processes.process import ProcessUsage
 from gateway.processes.worker_slot import SINGLE_PROCESS
 from gateway.wire.frontend import ServerFrontend
 from gateway.wire.grpc import GrpcRequest, GrpcResponse

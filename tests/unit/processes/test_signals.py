@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.app.run.signals import OrphanReaper, StopSignal, ignore_log_signals, on_reopen
+from gateway.processes.signals import OrphanReaper, StopSignal, ignore_log_signals, on_reopen
 from tests.fakes import settle
 
 _PR_SET_CHILD_SUBREAPER = 36

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.app.run.process import (
+from gateway.processes.process import (
     MemoryTrimmer,
     memory_bound,
     shorten_switch_interval,
@@ -43,7 +43,7 @@ def test_a_memory_bound_is_a_size_or_a_share() -> None:
 
 MAPPED = """
 import ctypes, sys
-from gateway.app.run.process import MemoryTrimmer, keep_large_buffers
+from gateway.processes.process import MemoryTrimmer, keep_large_buffers
 
 names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
 
