@@ -127,10 +127,7 @@ class ServiceGraph:
         self.upstreams = self._build_upstreams()
         self._targets = self._build_targets()
         self.pipelines: BuiltPipelines = build_pipelines(
-            config,
-            process.metrics,
-            process.tracing,
-            self._context("", {}, self.parts.keep_of("pipelines", "")),
+            config, self._context("", {}, self.parts.keep_of("pipelines", ""))
         )
         own = {**self.models.targets, **self.pipelines.targets}
         shifts = process.parts.shifts(loaded)
@@ -321,7 +318,7 @@ class ServiceGraph:
         return [built for name, built in upstreams if not kept.has("upstream", name, built)]
 
     def _build_upstreams(self) -> dict[str, BuiltUpstream]:
-        config, process = self.config, self._process
+        config = self.config
         described = described_models(config, self._declarations)
         shared = self._shared_settings("upstream", "endpoint")
 
@@ -329,32 +326,21 @@ class ServiceGraph:
             longest_call_s = longest_timeout(config, name)
             text_routes = text_routes_to(config, name)
             idle_s = SEQUENCE_IDLE.of(config.policies)
-            source = (
-                upstream,
-                described,
-                idle_s,
-                longest_call_s,
-                text_routes,
-                *shared,
-            )
+            source = (upstream, described, idle_s, longest_call_s, text_routes, *shared)
             return self.parts.get(
                 "upstream",
                 name,
                 source,
                 lambda: build_upstream(
-                    name,
                     upstream,
-                    described.signatures,
-                    process.metrics,
+                    described,
                     self.loaded.directory,
-                    declarations=described.declarations,
+                    self._context(
+                        name, {"upstream": upstream}, self.parts.keep_of("upstream", name)
+                    ),
                     sequence_idle_s=idle_s,
                     longest_call_s=longest_call_s,
                     text_routes=text_routes,
-                    budget=process.budget,
-                    at=self._context(
-                        name, {"upstream": upstream}, self.parts.keep_of("upstream", name)
-                    ),
                 ),
             )
 
@@ -409,12 +395,12 @@ class ServiceGraph:
                 self.config,
                 self._targets,
                 own,
-                self._process.metrics,
                 state,
+                self._context(
+                    ruled.name, {"route": ruled.config}, self.parts.keep_of("route", ruled.name)
+                ),
                 shift=shift,
                 taps=self._process.parts.route_taps(ruled.name),
-                keep=self.parts.keep_of("route", ruled.name),
-                tracing=self._process.tracing,
             ),
         )
 

@@ -21,7 +21,6 @@ from gateway.api.protocol import (
     StreamBinding,
 )
 from gateway.app.build.chain_context import NO_CONTEXT, ChainContext
-from gateway.app.build.declarations import Declarations
 from gateway.app.build.server_identity import ServerIdentity
 from gateway.app.build.transports import TransportImplementation, grpc_client, http_client
 from gateway.app.chains.upstream import ServerTraits
@@ -49,7 +48,6 @@ from gateway.routing.endpoints import Endpoints
 from gateway.routing.health_probe import Prober
 from gateway.routing.sequence_affinity import IDLE_S
 from gateway.service import Service
-from gateway.settings.signature import SignatureConfig
 from gateway.settings.units import Address, Url
 from gateway.telemetry import names
 from gateway.telemetry.call_path import current_route
@@ -408,41 +406,34 @@ class _EndpointBuilder:
     """Builds the endpoints of one upstream.
 
     Attributes:
-        name: The name of the upstream.
+        described: What the configuration says of models.
         longest_call_s: How long a cancelled call may still run.
+        at: What its layers may use, with its name.
     """
 
-    name: str
     config: UpstreamConfig
-    signatures: Mapping[str, SignatureConfig]
-    declarations: Declarations
-    metrics: Metrics
+    described: DescribedModels
     tls: TlsFiles | None
     longest_call_s: float
-    budget: MemoryBudget
     at: ChainContext
 
     def __call__(self, url: Url, address: str = "") -> BuiltEndpoint:
         """Build the endpoint of *url*, which has the IP address *address*; "" to look it up."""
-        config, metrics = self.config, self.metrics
+        config, metrics, upstream = self.config, self.at.part(Metrics), self.at.name
         name = str(Address(address, url.port)) if address else url.authority
         cancellation = config.cancellation if config.transport == "native" else "forward"
         withheld = WithheldCalls(
             self.longest_call_s,
             enabled=cancellation != "forward"
             and protocol(url.protocol).may_have(DefectKind.CANCELLED_CALLS, None, url.carrier),
-            report=partial(metrics.withheld_cancellation, self.name),
+            report=partial(metrics.withheld_cancellation, upstream),
         )
-        metrics.gauges.watch(
-            names.WITHHELD_CALLS,
-            {"upstream": self.name, "endpoint": name},
-            withheld,
-            lambda calls: calls.pending,
-        )
+        labels = {"upstream": upstream, "endpoint": name}
+        metrics.gauges.watch(names.WITHHELD_CALLS, labels, withheld, lambda calls: calls.pending)
         is_loopback = Address(address, url.port).is_loopback if address else url.is_loopback
         limits = _client_limits(config.limits, is_loopback=is_loopback)
         open_client = partial(
-            self.connect, url, address=address, attempts=metrics.attempts.of(self.name, name)
+            self.connect, url, address=address, attempts=metrics.attempts.of(upstream, name)
         )
         connected = open_client(client_limits=limits, withheld=withheld)
         # A probe must not wait for a connection or a slot that calls have. One whose time is over
@@ -451,30 +442,27 @@ class _EndpointBuilder:
             client_limits=dataclasses.replace(limits, connections=_PROBE_CONNECTIONS),
             withheld=withheld,
         )
-        identity = ServerIdentity(self.name, name, url, cancellation, withheld)
+        identity = ServerIdentity(upstream, name, url, cancellation, withheld)
         server = ServerTraits(
             connected.needs,
             protocol(url.protocol).classifies,
             identity.ends_at_empty_classes,
-            self.name,
+            upstream,
             url,
             connected.codec,
         )
         at = self.at.inside(name, "upstream", config).with_parts(
-            server,
-            AddedHeaders(config.headers),
-            DescribedModels(self.signatures, self.declarations),
+            server, AddedHeaders(config.headers), self.described
         )
         endpoint = Endpoint(name, build_chain("endpoint", connected.service, at))
-        labels = {"upstream": self.name, "endpoint": name}
         metrics.gauges.watch(names.UPSTREAM_SHARE, labels, endpoint, lambda it: it.share.value)
         questions = build_chain("endpoint", probing.service, at)
         prober = Prober(
-            self.name,
+            upstream,
             endpoint,
             interval_s=config.probe.interval,
             timeout_s=config.probe.timeout,
-            report=partial(metrics.upstream_ready, self.name, name),
+            report=partial(metrics.upstream_ready, upstream, name),
             identify=identity,
             service=questions,
         )
@@ -492,7 +480,7 @@ class _EndpointBuilder:
             message_limits=message_limits(config.messages, config.limits.message_bytes),
             tls=self.tls,
             transport=config.transport,
-            budget=self.budget,
+            budget=self.at.part(MemoryBudget),
             question_headers={**config.headers, **config.probe.headers},
             brief_errors=config.errors == "brief",
             adapt=partial(self._declare, url.protocol),
@@ -502,47 +490,39 @@ class _EndpointBuilder:
     def _declare(self, name: str, codec: Codec[Any, Any]) -> Codec[Any, Any]:
         """Return a codec that knows what the configuration declares of models for its protocol."""
         if isinstance(codec, DeclaringCodec):
-            found = {model: each[name] for model, each in self.declarations.items() if name in each}
+            declared = self.described.declarations
+            found = {model: each[name] for model, each in declared.items() if name in each}
             codec.declare(found)
         return codec
 
 
-def build_upstream(  # noqa: PLR0913  # by name but the first five
-    name: str,
+def build_upstream(
     config: UpstreamConfig,
-    signatures: Mapping[str, SignatureConfig],
-    metrics: Metrics,
+    described: DescribedModels,
     directory: Path,
+    at: ChainContext,
     *,
-    declarations: Declarations = MappingProxyType({}),
     sequence_idle_s: float = IDLE_S,
     longest_call_s: float = 60.0,
     text_routes: AbstractSet[str] = frozenset(),
-    budget: MemoryBudget = UNLIMITED,
-    at: ChainContext = NO_CONTEXT,
 ) -> BuiltUpstream:
     """Build one upstream of the configuration.
 
     A cancelled call may still run for *longest_call_s*. The routes *text_routes* have
-    `sequence_ids: text`. Layers use *at*.
+    `sequence_ids: text`. Layers use *at*, which has the name of the upstream.
 
     Raises:
         LookupError: The protocol does not exist, or does not support the carrier.
         ValueError: An option or a TLS file is invalid, or a package is missing.
     """
+    name, metrics = at.name, at.part(Metrics)
     counts = metrics.model_counts
-    at = dataclasses.replace(
-        at, name=name, sections={"upstream": config, **at.sections}, metrics=metrics
-    ).with_parts(ModelCalls() if counts is None else counts.sent[name])
+    at = at.with_parts(ModelCalls() if counts is None else counts.sent[name])
     build = _EndpointBuilder(
-        name=name,
         config=config,
-        signatures=signatures,
-        declarations=declarations,
-        metrics=metrics,
+        described=described,
         tls=client_files(f"upstream {name}", config.server_tls, directory),
         longest_call_s=longest_call_s,
-        budget=budget,
         at=at,
     )
     is_fixed = config.resolve == "first"
@@ -574,7 +554,7 @@ def build_upstream(  # noqa: PLR0913  # by name but the first five
 
 
 def _discovery(build: _EndpointBuilder, endpoints: Endpoints) -> EndpointDiscovery[BuiltEndpoint]:
-    config, name = build.config, build.name
+    config, name = build.config, build.at.name
     for url in config.all_urls:
         if is_service(url.host) and not HAS_DNS:
             raise ValueError(
@@ -590,7 +570,7 @@ def _discovery(build: _EndpointBuilder, endpoints: Endpoints) -> EndpointDiscove
         floor_s=limits.resolve_floor_s,
         cap_s=limits.resolve_cap_s,
         leave_s=build.longest_call_s,
-        on_removed=partial(build.metrics.forget_endpoint, name),
+        on_removed=partial(build.at.part(Metrics).forget_endpoint, name),
         look_up=look_up_all,
     )
 
