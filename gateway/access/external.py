@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any, Final
 
 from gateway.api.start_error import StartError
-from gateway.app.build.transports import grpc_client
 from gateway.config.load import LoadedConfig
 from gateway.config.models import ListenerConfig
 from gateway.config.permissions import ExternalConfig
@@ -27,6 +26,7 @@ from gateway.policies.access.external import (
 )
 from gateway.policies.access.operations import expanded
 from gateway.registry import load_dotted
+from gateway.transports.choice import grpc_client
 from gateway.transports.contract import ClientLimits, GrpcClient
 from gateway.transports.net.tls_files import TlsFiles
 from gateway.wire.grpc import GrpcRequest

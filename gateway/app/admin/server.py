@@ -24,11 +24,11 @@ from gateway.api.start_error import reason_of
 from gateway.app.admin import changes, config, metrics, overview, probes, status
 from gateway.app.admin.changes import reload_response
 from gateway.app.admin.running import RunningGateway
-from gateway.app.build.transports import http_alpn
 from gateway.app.run.reload import REQUEST, ReloadResult
 from gateway.config.admin import AdminConfig
 from gateway.config.load import LoadedConfig
 from gateway.settings.units import Address, StreamAddress
+from gateway.transports.choice import http_alpn
 from gateway.transports.contract import HttpMount, Server, ServerLimits
 from gateway.transports.http1.server import HttpServer
 from gateway.transports.memory_budget import MemoryBudget

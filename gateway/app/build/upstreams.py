@@ -22,7 +22,6 @@ from gateway.api.protocol import (
 )
 from gateway.app.build.chain_context import NO_CONTEXT, ChainContext
 from gateway.app.build.server_identity import ServerIdentity
-from gateway.app.build.transports import TransportImplementation, grpc_client, http_client
 from gateway.app.chains.upstream import ServerTraits
 from gateway.app.layers import build_chain
 from gateway.config.limits import ClientLimitsConfig, MessageLimitsConfig
@@ -54,6 +53,7 @@ from gateway.telemetry.call_path import current_route
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.model_calls import ModelCalls
 from gateway.telemetry.upstream_metrics import EndpointAttempts
+from gateway.transports.choice import TransportImplementation, grpc_client, http_client
 from gateway.transports.contract import ClientLimits, GrpcClient, HttpClient
 from gateway.transports.grpc.withheld import WithheldCalls
 from gateway.transports.http.passthrough import PassthroughClient

@@ -14,7 +14,6 @@ from gateway.api.access import Authenticator, Gatekeeper
 from gateway.api.extension import ReplyNotes
 from gateway.api.protocol import Options, ProtocolSpec
 from gateway.app.build.declarations import Declarations
-from gateway.app.build.transports import grpc_server, http_alpn, http_server_class
 from gateway.app.build.upstreams import max_connections, message_limits, overridden
 from gateway.app.check.exposure import warn_of_exposure
 from gateway.app.listen import metrics_page
@@ -46,6 +45,7 @@ from gateway.service import Service
 from gateway.settings.units import Address
 from gateway.telemetry import names
 from gateway.transports.authentication import Authentication
+from gateway.transports.choice import grpc_server, http_alpn, http_server_class
 from gateway.transports.connection_count import ConnectionCount
 from gateway.transports.contract import (
     GrpcMount,
