@@ -125,11 +125,7 @@ class ServerCounts:
         if upstream is None:
             return False
         members = upstream.members
-        return bool(members) and all(
-            each.identity.has_statistics
-            or (each.identity.server is None and not each.endpoint.is_ready)
-            for each in members
-        )
+        return bool(members) and all(map(_may_count, members))
 
     async def _list_models(self) -> None:
         """Note the models that no server counts, so that they have values before the first call."""
