@@ -351,9 +351,10 @@ def build_listener(
                 DescribedProtocol(codec.name, spec.grpc.methods, spec.grpc.file_descriptors())
             )
     _warn_of_forwarded_memory(config)
+    for _, address in config.addresses():
+        warn_of_exposure(config, address)
     servers = built.servers
     if http_address is not None:
-        warn_of_exposure(config, http_address)
         # One port of both has a server of both.
         is_both = config.address is not None
         name = f"{config.name}.http{'+grpc' * is_both}"
@@ -376,7 +377,6 @@ def build_listener(
             grpc_on_reject=partial(built.rejections.rejected, "grpc"),
         )
     if config.grpc is not None:
-        warn_of_exposure(config, config.grpc)
         servers[f"{config.name}.grpc"] = grpc_server(
             config.transport,
             _grpc_address(config.grpc),
@@ -435,7 +435,6 @@ def _stream_server(  # one caller
     binding = spec.stream
     if binding is None:
         raise LookupError(f"protocol {stream.protocol!r} does not support byte streams")
-    warn_of_exposure(config, stream.address)
     codec = binding.codec(limits[1], _options(spec, config, shared))
     beside = _shared_port(spec, config, built, limits, shared, count)
     return StreamServer(
