@@ -23,7 +23,6 @@ from benchmarks.processes import cores
 from benchmarks.progress import Say
 from benchmarks.rates import Row
 from gateway.app import complete_service, connect
-from gateway.app.run.process import freeze_startup_objects
 from gateway.config.load import load_text
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import Context, ModelRef
@@ -38,6 +37,7 @@ from gateway.migration.mirror.outbox import Outbox
 from gateway.migration.mirror.shadow_evidence import NAME, ShadowEvidence
 from gateway.migration.options import CAPTURE_CHANNEL
 from gateway.migration.replay.replay import Replay, ReplayOptions, ReplayReport
+from gateway.processes.process import freeze_startup_objects
 from gateway.settings.private_files import make_directory
 from gateway.settings.units import parse_url
 from gateway.shadow.keeper import ShadowKeeper

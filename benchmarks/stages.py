@@ -39,10 +39,10 @@ from benchmarks.traffic import (
 )
 from benchmarks.wires import MemoryLoop
 from gateway.app.run.gateway import Gateway
-from gateway.app.run.process import freeze_startup_objects
 from gateway.config.load import load_text
 from gateway.frontend.frontend import Frontend
 from gateway.ir.limits import MessageLimits
+from gateway.processes.process import freeze_startup_objects
 from gateway.registry import protocol
 from gateway.wire.grpc import GrpcRequest, GrpcResponse
 from gateway.wire.heads.request_id import attach_grpc_request_id, attach_http_request_id

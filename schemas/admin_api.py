@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from gateway.api.admin import AdminNeed, AdminRoute
-from gateway.app.admin.router import ROUTES
+from gateway.app.admin.server import ROUTES
 from gateway.app.build.parts import OwnProcess
 from gateway.config.load import load_text
 from gateway.registry import EXTENSIONS, load_dotted

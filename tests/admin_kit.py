@@ -9,9 +9,9 @@ from typing import Any
 
 from prometheus_client.core import Metric
 
+from gateway.admin.router import AdminRouter
 from gateway.api.admin import AdminNeed, AdminRequest, AdminRoute, Json
 from gateway.api.extension import LeadingPart
-from gateway.app.admin.router import AdminRouter
 from gateway.app.admin.running import RunningGateway
 from gateway.app.admin.server import admin_routers
 from gateway.app.build.parts import LeadingParts

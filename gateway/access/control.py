@@ -36,13 +36,12 @@ from gateway.access.key_sets import (
 from gateway.access.tokens import CheckBudget, Issuer, JwtReader
 from gateway.api.access import Authenticator, Credentials, Gatekeeper
 from gateway.api.start_error import StartError
-from gateway.app.listen.certificates import client_tls
-from gateway.app.run.fetch import fetch
 from gateway.concurrency.background import start_background
 from gateway.concurrency.polling import Polling
 from gateway.config.access import JwtConfig
 from gateway.config.load import LoadedConfig
 from gateway.config.models import Config
+from gateway.config.tls import client_tls
 from gateway.ir.errors import GatewayError, Unauthenticated
 from gateway.ir.identity import Identity
 from gateway.ir.limits import is_blank, names_in
@@ -53,6 +52,7 @@ from gateway.telemetry import names
 from gateway.telemetry.families import counter_family
 from gateway.telemetry.faults import FAULTS, internal_error
 from gateway.telemetry.reload_metrics import APPLIED, FAILED
+from gateway.transports.http1.fetch import fetch
 from gateway.transports.net.tls_files import TlsFiles
 
 log = structlog.get_logger(__name__)

@@ -10,11 +10,10 @@ from functools import partial
 from typing import Any, Final
 
 from gateway.api.start_error import StartError
-from gateway.app.build.transports import grpc_client
-from gateway.app.listen.certificates import external_tls
 from gateway.config.load import LoadedConfig
 from gateway.config.models import ListenerConfig
 from gateway.config.permissions import ExternalConfig
+from gateway.config.tls import client_files
 from gateway.ir.calls import Call
 from gateway.ir.identity import Identity
 from gateway.policies.access.external import (
@@ -27,6 +26,7 @@ from gateway.policies.access.external import (
 )
 from gateway.policies.access.operations import expanded
 from gateway.registry import load_dotted
+from gateway.transports.choice import grpc_client
 from gateway.transports.contract import ClientLimits, GrpcClient
 from gateway.transports.net.tls_files import TlsFiles
 from gateway.wire.grpc import GrpcRequest
@@ -66,7 +66,7 @@ class ExternalAccess:
             self.tls = None
             return None
         if self._decide is None or settings != self.config:
-            self.tls = external_tls(settings.server_tls, loaded.directory)
+            self.tls = client_files("external", settings.server_tls, loaded.directory)
             self._decide, self.config = self._open(settings), settings
         return partial(
             AskExternal,

@@ -6,7 +6,6 @@ Read `run/gateway.py` first: `Gateway` builds every object once, then starts, dr
 """
 
 from gateway.api.start_error import StartError
-from gateway.app.build.route_rules import Explanation, explain_call
 from gateway.app.build.upstreams import Connected, complete_service, connect
 from gateway.app.check.check import check
 from gateway.app.run.gateway import Gateway
@@ -14,12 +13,10 @@ from gateway.app.run.run import run
 
 __all__ = [
     "Connected",
-    "Explanation",
     "Gateway",
     "StartError",
     "check",
     "complete_service",
     "connect",
-    "explain_call",
     "run",
 ]

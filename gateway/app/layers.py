@@ -34,7 +34,7 @@ from gateway.policies import (
 from gateway.policies.access.layers import OWN_REGIONS, OWN_SEQUENCES
 from gateway.policies.batch.layers import BATCH, DROP_HEADERS, NORMALIZE_OUTPUTS
 from gateway.policies.limits import fair_share, hedge, policy, sequences, shed_load
-from gateway.policies.limits.adaptive.layer import ADAPTIVE_LAYER
+from gateway.policies.limits.adaptive.overload import ADAPTIVE_LAYER
 from gateway.policies.shared_memory.layer import SHARED_MEMORY_LAYER
 from gateway.registry import extension_layers, layers
 from gateway.routing.balance import READINESS, STICKY_BY

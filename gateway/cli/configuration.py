@@ -13,14 +13,13 @@ import yaml
 
 from gateway.api.access import ExampleCall, ExplainedAccess
 from gateway.api.layer import Calls, Layer
-from gateway.app import check, explain_call
-from gateway.app.build.route_rules import Explanation
+from gateway.app import check
 from gateway.app.chains.rows import End
-from gateway.app.check.config_warnings import warnings
 from gateway.app.check.here import check_here
 from gateway.app.check.unused_addresses import unused_addresses
 from gateway.app.layers import LAYERS, layers_of
 from gateway.cli.config_flags import ConfigArgument, ConfigOption, config_path
+from gateway.cli.explanation import Explanation, explain_call
 from gateway.cli.output import (
     FAILED,
     WRONG_USAGE,
@@ -34,6 +33,7 @@ from gateway.cli.output import (
     print_text,
 )
 from gateway.cli.serving.sidecar import load_mapping
+from gateway.cli.validation.config_warnings import warnings
 from gateway.config.load import ConfigError, LoadedConfig, is_secret_text, load_file
 from gateway.config.yaml_tree import Problem
 from gateway.policies.access.operations import INFERENCE, OPERATIONS

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from gateway.config.access import ClientName
-from gateway.config.tls import TlsConfig
+from gateway.config.tls import TlsConfig, server_files
 from gateway.settings.fields import (
     AdminToken,
     InputFile,
@@ -18,6 +19,7 @@ from gateway.settings.fields import (
 )
 from gateway.settings.model import Model
 from gateway.settings.units import Address, StreamAddress
+from gateway.transports.net.tls_files import TlsFiles
 
 Roles = tuple[Literal["read", "operate", "migrate"], ...]
 
@@ -107,3 +109,8 @@ class AdminConfig(Model):
     def has_roles(self) -> bool:
         """Whether the file says which roles there are, so that no other request is allowed."""
         return bool({"tokens", "local", "open"} & self.model_fields_set)
+
+
+def admin_tls(config: AdminConfig | None, directory: Path) -> TlsFiles | None:
+    """Return the TLS files of the admin port; see `server_files`."""
+    return server_files("admin", None if config is None else config.tls, directory)

@@ -8,7 +8,7 @@ layer, and `extended.py` adds them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
@@ -21,6 +21,7 @@ from gateway.config.pipelines import PipelineConfig
 from gateway.config.routes import PoliciesConfig, RouteConfig
 from gateway.config.telemetry import TelemetryConfig
 from gateway.config.tls import TlsConfig
+from gateway.config.yaml_tree import KeyPath
 from gateway.settings.fields import (
     OFF_OR_FALSE,
     Duration,
@@ -43,7 +44,7 @@ from gateway.settings.fields import (
 )
 from gateway.settings.model import Model
 from gateway.settings.patterns import is_pattern
-from gateway.settings.units import Url, is_url
+from gateway.settings.units import Address, StreamAddress, Url, is_url
 
 
 class StreamConfig(Model):
@@ -159,6 +160,15 @@ class ListenerConfig(Model):
                 "a listener needs at least one of 'address', 'http', 'grpc' and 'streams'"
             )
         return self
+
+    def addresses(self) -> Iterator[tuple[KeyPath, Address | StreamAddress]]:
+        """Yield its addresses, each with its key."""
+        for key in ("http", "grpc", "address"):
+            address = getattr(self, key)
+            if address is not None:
+                yield (key,), address
+        for number, stream in enumerate(self.streams):
+            yield ("streams", number, "address"), stream.address
 
 
 class ProbeConfig(Model):

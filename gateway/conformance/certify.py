@@ -13,9 +13,7 @@ from time import monotonic
 from typing import Any, Final
 from zlib import crc32
 
-from gateway.app.build.transports import grpc_client, http_client
-from gateway.app.listen.certificates import upstream_tls
-from gateway.config.tls import TlsConfig
+from gateway.config.tls import TlsConfig, client_files
 from gateway.conformance.findings import Findings, RuleFinding, Subject, Verdict
 from gateway.conformance.replies import ServerReply, grpc_reply, http_reply, mismatches
 from gateway.conformance.requests import CannotAsk, RequestSubject, RuleRequest, request_of
@@ -37,6 +35,7 @@ from gateway.conformance.tensors import (
 from gateway.ir.errors import DeadlineExceeded, GatewayError
 from gateway.ir.texts import visible
 from gateway.settings.units import Url, parse_url
+from gateway.transports.choice import grpc_client, http_client
 from gateway.transports.contract import ClientLimits
 from gateway.wire.grpc import GrpcRequest, Metadata
 from gateway.wire.http import HttpRequest
@@ -195,7 +194,7 @@ class _LimitedClient:
     ) -> None:
         limits = ClientLimits(message_bytes=_MOST_BYTES, connections=MOST_IN_FLIGHT)
         config = TlsConfig() if tls is None and url.tls else tls
-        files = None if config is None else upstream_tls(str(url), config, Path())
+        files = client_files(str(url), config, Path())
         self._is_http = url.carrier == "http"
         self._client: Any = (
             http_client("native", f"{url.authority}{url.path}", limits, tls=files)

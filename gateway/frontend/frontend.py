@@ -55,9 +55,8 @@ from gateway.ir.redaction import without_addresses
 from gateway.ir.tensors.expected_inputs import UncheckedInputs, with_expected_inputs
 from gateway.ir.unread import failure_of, path_of
 from gateway.ir.work import BOUND, LongWork, inflated
-from gateway.model_info.decoupled_models import DecoupledModels
 from gateway.model_info.known_inputs import KnownInputs
-from gateway.model_info.server_dialects import ServerDialects
+from gateway.model_info.server_lookups import DecoupledModels, ServerDialects
 from gateway.service import Service, bound_call
 from gateway.session import Session, SessionCall, SessionReply
 from gateway.telemetry.faults import internal_error

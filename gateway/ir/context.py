@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from msgspec import Struct
@@ -47,6 +47,14 @@ def replace_surrogates(text: str) -> str:
 
 REQUEST_ID = "x-request-id"
 TRACING = ("traceparent", "tracestate")
+CREDENTIAL = "authorization"
+REPEATED_CREDENTIAL = "the request has several 'authorization' fields; expected one"
+
+
+def has_two_credentials(pairs: Iterable[tuple[str, str]]) -> bool:
+    """Return whether fields have several `authorization`, of which a server reads any one."""
+    return sum(name.lower() == CREDENTIAL for name, _ in pairs) > 1
+
 
 # Triton acts upon metadata of these names. One of them ends it on a stream with an error (server
 # 8708, repaired in 2.68).

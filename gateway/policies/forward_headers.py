@@ -21,7 +21,16 @@ from gateway.ir.calls import (
     ServerReadyRequest,
     call_with_metadata,
 )
-from gateway.ir.context import HOP_BY_HOP_HEADERS, REQUEST_ID, TRACING, TRITON_PREFIX, Metadata
+from gateway.ir.context import (
+    CREDENTIAL,
+    HOP_BY_HOP_HEADERS,
+    REPEATED_CREDENTIAL,
+    REQUEST_ID,
+    TRACING,
+    TRITON_PREFIX,
+    Metadata,
+    has_two_credentials,
+)
 from gateway.ir.errors import InvalidRequest
 from gateway.ir.texts import field_text
 from gateway.service import ReplyCoroutine, Service
@@ -34,8 +43,6 @@ R = TypeVar("R")
 
 # Never forwarded, regardless of the configuration: each hop has its own. Codecs write the request
 # id from the context.
-_CREDENTIAL = "authorization"
-REPEATED_CREDENTIAL: Final = "the request has several 'authorization' fields; expected one"
 _NEVER = HOP_BY_HOP_HEADERS | {REQUEST_ID}
 
 _MAX_NAMES = 1024
@@ -118,7 +125,7 @@ class ForwardHeaders:
             frozenset([*TRACING, *(name for name in names if not name.endswith("*"))]),
             tuple(name[:-1] for name in names if name.endswith("*")),
         )
-        self._has_credential = _CREDENTIAL in names
+        self._has_credential = CREDENTIAL in names
         # Callers repeat their headers, and transports then pass the identical tuple.
         self._last: tuple[Metadata, Metadata] = ((), self._added)
 
@@ -148,12 +155,7 @@ async def _refuse(call: Call[Any]) -> Any:
 
 def forwards_authorization(upstream: Model) -> bool:
     """Return whether an upstream gets the header `authorization` of clients that have a name."""
-    return any(name.lower() == _CREDENTIAL for name in FORWARD_HEADERS.of(upstream))
-
-
-def has_two_credentials(pairs: Iterable[tuple[str, str]]) -> bool:
-    """Return whether fields have several `authorization`, of which a server reads any one."""
-    return sum(name.lower() == _CREDENTIAL for name, _ in pairs) > 1
+    return any(name.lower() == CREDENTIAL for name in FORWARD_HEADERS.of(upstream))
 
 
 @accelerated
@@ -181,7 +183,7 @@ class _Forwarded(dict[str, bool]):
 
     def __missing__(self, name: str) -> bool:
         # A pattern never forwards the credential of a client; its name in full does.
-        is_meant = name != _CREDENTIAL and name.startswith(self._prefixes)
+        is_meant = name != CREDENTIAL and name.startswith(self._prefixes)
         is_listed = name in self._exact or is_meant
         found = is_listed and name not in self._own and not name.startswith(TRITON_PREFIX)
         if len(self) < _MAX_NAMES and len(name) <= _MAX_NAME_CHARS:  # clients choose the names

@@ -19,14 +19,14 @@ from prometheus_client.registry import Collector
 
 from gateway.api.extension import PartSetup, Processes, ServingProcess
 from gateway.api.start_error import StartError, reason_of
-from gateway.app.processes.channel import PartDescriptors, WorkerSetup
-from gateway.app.processes.reply_watch import POLL_S, ReplyWatch
-from gateway.app.processes.restart_policy import RestartBackoff, RestartPolicy
-from gateway.app.processes.worker_process import WorkerProcess, describe_exit, launch
-from gateway.app.run.worker_slot import WorkerSlot
 from gateway.concurrency.background import start_background
 from gateway.concurrency.timeouts import is_set_within
 from gateway.config.load import LoadedConfig
+from gateway.processes.channel import PartDescriptors, WorkerSetup
+from gateway.processes.reply_watch import POLL_S, ReplyWatch
+from gateway.processes.restart_policy import RestartBackoff, RestartPolicy
+from gateway.processes.worker_process import WorkerProcess, describe_exit, launch
+from gateway.processes.worker_slot import WorkerSlot
 from gateway.shadow import names
 from gateway.shadow.packets import socket_pair
 from gateway.shadow.part import ShadowUser

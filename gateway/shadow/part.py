@@ -8,8 +8,8 @@ from typing import Any
 
 from prometheus_client.registry import Collector
 
-from gateway.app.processes.worker_process import WorkerProcess
 from gateway.config.load import LoadedConfig
+from gateway.processes.worker_process import WorkerProcess
 
 PartSockets = Mapping[str, Mapping[int, socket.socket]]
 """Sockets by channel, and by the number of the serving process."""

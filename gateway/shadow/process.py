@@ -17,20 +17,20 @@ from contextlib import suppress
 from typing import Any
 
 from gateway.api.start_error import REASONS, StartError, reason_of
-from gateway.app.processes.channel import (
+from gateway.config.load import ConfigError
+from gateway.processes.channel import (
     PartDescriptors,
     WorkerChannel,
     WorkerSetup,
     open_channel,
     read_setup,
 )
-from gateway.app.run.process import (
+from gateway.processes.process import (
     freeze_startup_objects,
     keep_large_buffers,
     shorten_switch_interval,
 )
-from gateway.app.run.signals import StopSignal, ignore_log_signals
-from gateway.config.load import ConfigError
+from gateway.processes.signals import StopSignal, ignore_log_signals
 from gateway.registry import load_dotted
 from gateway.shadow.part import MakePart, ShadowPart
 from gateway.telemetry.aggregation import snapshot

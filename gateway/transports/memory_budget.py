@@ -5,7 +5,7 @@ progress, or if their client has more than its share.
 
 A large body is received into one buffer of its size, once the memory budget has room for it. A
 false length reserves no more than the window of a stream. A buffer of up to 4 MiB comes from the
-heap of glibc, which keeps it (`app/process`). A request of 602 KB then causes no page faults,
+heap of glibc, which keeps it (`processes/process`). A request of 602 KB then causes no page faults,
 instead of about 150. The price is memory: up to a quarter of the budget stays allocated. When
 nothing is in flight, a check every 30 s returns free memory to the system. When more than an eighth
 of the budget is in use, memory is scarce. Large buffers are then mapped one by one, and leave no

@@ -21,15 +21,15 @@ from aiohttp.test_utils import TestServer
 
 from gateway.api.layer import Layer
 from gateway.app import Gateway
-from gateway.app.build.transports import grpc_client, http_client
-from gateway.app.check.config_warnings import warnings
 from gateway.app.layers import LAYERS
+from gateway.cli.validation.config_warnings import warnings
 from gateway.config.load import load_text
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import GatewayError
 from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.ir.tensors.datatypes import Datatype
 from gateway.schema import open_inference_pb2 as pb
+from gateway.transports.choice import grpc_client, http_client
 from gateway.transports.contract import ClientLimits
 from gateway.transports.stream.client import StreamClient
 from tests.extension.readers import installed

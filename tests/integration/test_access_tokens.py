@@ -17,9 +17,9 @@ from jwt.algorithms import ECAlgorithm
 
 from gateway.access import key_sets
 from gateway.app import Gateway
-from gateway.app.build.transports import grpc_client, http_client
 from gateway.ir.calls import ServerReadyRequest
 from gateway.ir.errors import GatewayError
+from gateway.transports.choice import grpc_client, http_client
 from gateway.transports.contract import ClientLimits
 from tests.integration.access_kit import (
     brpc_frame,

@@ -14,15 +14,15 @@ from typing import Any
 import aiohttp
 import pytest
 
+from gateway.admin.event_hub import MAX_LISTENERS
 from gateway.app import Gateway
-from gateway.app.admin.event_hub import MAX_LISTENERS
 from gateway.app.admin.running import RunningGateway
 from gateway.app.admin.server import admin_routers
 from gateway.app.build.parts import LeadingParts
-from gateway.app.build.transports import TransportImplementation, http_server_class
 from gateway.app.run.reload import Reloader
 from gateway.config.admin import AdminConfig
 from gateway.config.load import load_text
+from gateway.transports.choice import TransportImplementation, http_server_class
 from gateway.transports.contract import HttpMount, ServerLimits
 from gateway.transports.memory_budget import MemoryBudget
 from tests.admin_kit import Process

@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 
 from gateway.app import Gateway
-from gateway.app.admin.router import ROUTES
+from gateway.app.admin.server import ROUTES
 from gateway.app.build.parts import LeadingParts, OwnProcess
 from gateway.app.run.reload import Reloader
 from gateway.config.load import load_text

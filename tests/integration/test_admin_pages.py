@@ -9,10 +9,11 @@ from typing import Any
 import aiohttp
 import pytest
 
+from gateway import admin
+from gateway.admin.html import render
 from gateway.api.admin import Page
-from gateway.app import Gateway, admin
+from gateway.app import Gateway
 from gateway.app.admin import overview
-from gateway.app.admin.html import render
 from tests.integration.test_admin_api import started
 
 
@@ -99,12 +100,11 @@ async def test_overview_shows_targets_with_and_without_calls() -> None:
 
 def test_tables_broke_names_in_the_middle() -> None:
     """Names of routes, models and endpoints stay whole, and their table scrolls instead."""
-    folder = Path(admin.__file__).parent
-    style = (folder / "static" / "page.css").read_text("utf-8")
+    style = (Path(admin.__file__).parent / "static" / "page.css").read_text("utf-8")
     rules = dict(re.findall(r"^([^{}\n]+) \{ ([^{}\n]*) \}$", style, re.MULTILINE))
     assert "white-space: nowrap;" == rules["tbody th, .name"]
     assert "anywhere" not in rules["td, tbody th"]
     assert "overflow-x: auto" in rules[".scroll"]
-    template = (folder / "overview" / "page.html").read_text("utf-8")
+    template = (Path(overview.__file__).parent / "page.html").read_text("utf-8")
     for value in ("target.name", "endpoint.address"):
         assert f'<td class="name">{{{{ {value} }}}}</td>' in template

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 
 import pytest
 
+from gateway.app.build.chain_context import NO_CONTEXT
 from gateway.app.build.upstreams import build_upstream
 from gateway.config.models import UpstreamConfig
 from gateway.ir.errors import DeadlineExceeded, Overloaded, Unavailable
+from gateway.policies.signatures import DescribedModels
 from gateway.telemetry.metrics import Metrics
 from gateway.transports.contract import ClientLimits, GrpcMount, MemoryBudget, ServerLimits
 from gateway.transports.grpc.server import GrpcServer
@@ -207,7 +210,9 @@ async def test_timed_out_probe_is_withheld() -> None:
     await server.start()
     document = {"url": f"oip+grpc://{server.address}", "transport": MAKES.client}
     config = UpstreamConfig.model_validate({**document, "probe": {"timeout": "1s"}})
-    built = build_upstream("u", config, {}, metrics, Path())
+    parts = {**NO_CONTEXT.parts, MemoryBudget: budget}
+    at = replace(NO_CONTEXT, name="u", sections={"upstream": config}, parts=parts, metrics=metrics)
+    built = build_upstream(config, DescribedModels(), Path(), at)
     calls = f'gateway_upstream_withheld_calls{{endpoint="{server.address}",upstream="u"}} '
     try:
         assert not await built.members[0].prober.probe()

@@ -7,8 +7,8 @@ from collections.abc import AsyncGenerator, Callable
 
 import pytest
 
-from gateway.app.build.transports import TransportImplementation, grpc_server, http_server_class
 from gateway.ir.errors import GatewayError
+from gateway.transports.choice import TransportImplementation, grpc_server, http_server_class
 from gateway.transports.contract import (
     GrpcMount,
     HttpFrontend,

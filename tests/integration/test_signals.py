@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.app.processes.channel import WorkerSetup
-from gateway.app.processes.worker_process import launch
-from gateway.app.run.worker_slot import WorkerSlot
 from gateway.config.load import load_file
+from gateway.processes.channel import WorkerSetup
+from gateway.processes.worker_process import launch
+from gateway.processes.worker_slot import WorkerSlot
 from tests.integration import workers_kit as kit
 from tests.integration.cli_kit import get, serving
 from tests.integration.test_log_output import answers, ports

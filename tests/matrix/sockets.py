@@ -7,15 +7,15 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
-from gateway.app.build.transports import (
+from gateway.ir.errors import GatewayError
+from gateway.ir.limits import DEFAULT_LIMITS
+from gateway.transports.choice import (
     TransportImplementation,
     grpc_client,
     grpc_server,
     http_client,
     http_server_class,
 )
-from gateway.ir.errors import GatewayError
-from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.transports.contract import ClientLimits, GrpcMount, HttpMount, Server, ServerLimits
 from gateway.transports.memory_budget import MemoryBudget
 from gateway.transports.stream.client import StreamClient

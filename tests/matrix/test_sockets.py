@@ -11,8 +11,8 @@ from functools import partial
 import numpy as np
 import pytest
 
-from gateway.app.build.transports import TransportImplementation
 from gateway.ir.tensors.datatypes import Datatype
+from gateway.transports.choice import TransportImplementation
 from tests.matrix.cases import Case
 from tests.matrix.chains import gateway
 from tests.matrix.clients import CLIENTS, Client

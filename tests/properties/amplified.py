@@ -21,7 +21,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
-from gateway.app.run.process import freeze_startup_objects, keep_large_buffers
 from gateway.concurrency.offload import limit_memory
 from gateway.frontend.frontend import Frontend
 from gateway.ir.calls import (
@@ -37,6 +36,7 @@ from gateway.ir.tensors.datatypes import Datatype
 from gateway.ir.tensors.tensor import Tensor, items_tensor, raw_tensor
 from gateway.ir.work import BUILT_TIMES
 from gateway.policies.complete.policy import Complete
+from gateway.processes.process import freeze_startup_objects, keep_large_buffers
 from gateway.transports.memory_budget import MemoryBudget
 from gateway.transports.reservation import BuildReservation
 from gateway.upstream import Upstream

@@ -1,5 +1,5 @@
-"""The admin port: `/metrics` and probes, `/api/v1/` for programs, `/ui/` for people.
+"""What the admin port shows and changes of a gateway: a folder for each subject, with its routes.
 
-`router.py` has the table of routes and passes each request on. `access.py` decides who may ask, and
-`html.py` renders pages. A subject has a folder with its routes. Extensions bring further ones.
+`server.py` has the table of routes and starts the servers. `running.py` is the gateway as the
+routes see it. Extensions bring further routes. Who may ask is decided in `gateway.admin`.
 """

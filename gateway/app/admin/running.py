@@ -9,16 +9,16 @@ from typing import Any, Protocol, cast
 
 from prometheus_client.core import Metric
 
+from gateway.admin.event_hub import EventHub
 from gateway.api.admin import AdminRequest, AdminRoute, Json
 from gateway.api.start_error import StartError
-from gateway.app.admin.event_hub import EventHub
-from gateway.app.admin.rates import TrafficWindow
 from gateway.app.build.parts import LeadingParts
 from gateway.app.build.route_rules import ruled_routes, target_name
 from gateway.app.run.reload import Reloader
 from gateway.app.run.runtime_changes import RuntimeChanges, differences, runtime_document
 from gateway.config.load import LoadedConfig
 from gateway.config.models import Config
+from gateway.telemetry.rates import TrafficWindow
 
 Document = dict[str, Any]
 Change = Callable[[RuntimeChanges, Config], RuntimeChanges]

@@ -1,4 +1,7 @@
-"""The servers of the admin port, and of the port that has the metrics alone."""
+"""The servers of the admin port, and of the port that has the metrics alone.
+
+A page or a document of the gateway is a folder of this package and its `ROUTES` in the table here.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +14,21 @@ from typing import Any, Final, cast
 
 import structlog
 
+from gateway.admin import html
+from gateway.admin.access import AdminAccess, access_of
+from gateway.admin.audit import AuditLog, open_audit
+from gateway.admin.router import AdminRouter
+from gateway.admin.tokens import tokens_of
+from gateway.api.admin import AdminRoute
 from gateway.api.start_error import reason_of
-from gateway.app.admin import metrics
-from gateway.app.admin.access import AdminAccess, access_of
-from gateway.app.admin.audit import AuditLog, open_audit
+from gateway.app.admin import changes, config, metrics, overview, probes, status
 from gateway.app.admin.changes import reload_response
-from gateway.app.admin.router import ROUTES, AdminRouter
 from gateway.app.admin.running import RunningGateway
-from gateway.app.admin.tokens import tokens_of
-from gateway.app.build.transports import http_alpn
 from gateway.app.run.reload import REQUEST, ReloadResult
 from gateway.config.admin import AdminConfig
 from gateway.config.load import LoadedConfig
 from gateway.settings.units import Address, StreamAddress
+from gateway.transports.choice import http_alpn
 from gateway.transports.contract import HttpMount, Server, ServerLimits
 from gateway.transports.http1.server import HttpServer
 from gateway.transports.memory_budget import MemoryBudget
@@ -36,6 +41,17 @@ PAGE_DRAIN_S: Final = 1.0
 """Longest time for the pages that are being read when another gateway takes over."""
 
 _MIB: Final = 1 << 20
+
+ROUTES: Final[tuple[AdminRoute, ...]] = (
+    *metrics.ROUTES,
+    *probes.ROUTES,
+    *status.ROUTES,
+    *overview.ROUTES,
+    *config.ROUTES,
+    *changes.ROUTES,
+    *html.ROUTES,
+)
+"""The routes of the gateway itself."""
 
 
 def admin_routers(
@@ -109,12 +125,12 @@ async def start_pages(
             log.
         ValueError: Two routes have one path and method.
     """
-    config = AdminConfig() if admin is None else admin
-    addresses = {"admin": config.address, "metrics": config.metrics}
+    settings = AdminConfig() if admin is None else admin
+    addresses = {"admin": settings.address, "metrics": settings.metrics}
     configured = set() if admin is None else admin.model_fields_set
     audit = open_audit(admin, directory)
     started: dict[str, PagesServer] = {}
-    for name, router in admin_routers(config, gateway, directory, audit).items():
+    for name, router in admin_routers(settings, gateway, directory, audit).items():
         address = addresses[name]
         if address is None:
             continue

@@ -30,10 +30,10 @@ from gateway.api.extension import (
 )
 from gateway.api.start_error import StartError, reason_of, starting
 from gateway.api.tap import CountCall, RouteTap, Tap, TappedCall
-from gateway.app.run.worker_slot import WorkerSlot
 from gateway.config.load import LoadedConfig
 from gateway.ir.calls import Call, InferRequest, OpaqueCall
 from gateway.ir.errors import GatewayError
+from gateway.processes.worker_slot import WorkerSlot
 from gateway.registry import extensions
 from gateway.telemetry.call_path import CallPath
 from gateway.telemetry.metrics import Metrics

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar, cast
 
-from gateway.app.build.chain_context import NO_CONTEXT, ChainContext
+from gateway.app.build.chain_context import ChainContext
 from gateway.app.build.pipeline_graphs import graph_of
 from gateway.app.build.routes import BuiltRoute, Ready, RouteTarget
-from gateway.app.chains.tracing import Tracing
+from gateway.app.chains.tracing import Spans
 from gateway.app.layers import build_chain
 from gateway.config.models import Config
 from gateway.ir.calls import Call, InferRequest, RepositoryIndexRequest
@@ -131,24 +131,18 @@ class BuiltPipelines:
         )
 
 
-def build_pipelines(
-    config: Config,
-    metrics: Metrics,
-    tracing: Tracing | None = None,
-    at: ChainContext = NO_CONTEXT,
-) -> BuiltPipelines:
+def build_pipelines(config: Config, at: ChainContext) -> BuiltPipelines:
     """Build every pipeline; call `step_router.connect` before the first call.
 
     Args:
         config: The configuration.
-        metrics: Counts steps.
-        tracing: Makes spans of steps; None for no spans.
         at: What the layers of pipelines may use.
 
     Raises:
         ValueError: A pipeline is invalid; `check_graphs` reports it with its key.
     """
     step_router = StepRouter()
+    tracing, metrics = at.part(Spans).tracing, at.part(Metrics)
     steps = step_router if tracing is None else tracing.step(step_router)
     metadata = MetadataCache(step_router)
     pipelines: dict[str, Pipeline] = {}

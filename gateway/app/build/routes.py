@@ -13,10 +13,9 @@ from functools import partial
 from gateway import registry
 from gateway.api.extension import TrafficShift
 from gateway.api.tap import RouteTap
-from gateway.app.build.chain_context import ChainContext, Keep, keep_nothing
+from gateway.app.build.chain_context import ChainContext
 from gateway.app.build.kept_parts import KeptParts
 from gateway.app.build.route_rules import RuledRoute, named_models, own_models, target_name
-from gateway.app.chains.tracing import Spans, Tracing
 from gateway.app.layers import build_chain
 from gateway.backends.reloadable import ReloadableModel
 from gateway.config.models import Config
@@ -111,13 +110,11 @@ def build_route(  # noqa: PLR0913  # the last two by keyword
     config: Config,
     upstreams: Mapping[str, RouteTarget],
     models: Mapping[str, RouteTarget],
-    metrics: Metrics,
     state: RouteState,
+    at: ChainContext,
     *,
     shift: TrafficShift | None = None,
     taps: Sequence[RouteTap] = (),
-    keep: Keep = keep_nothing,
-    tracing: Tracing | None = None,
 ) -> BuiltRoute:
     """Build one route to upstreams and models that exist already.
 
@@ -126,23 +123,14 @@ def build_route(  # noqa: PLR0913  # the last two by keyword
         config: The configuration.
         upstreams: By name.
         models: The models and pipelines of the gateway, by name.
-        metrics: Counts calls.
         state: What the route continues with.
+        at: What its layers may use.
         shift: The share of one target that an extension moves; None for fixed weights.
         taps: Receive chosen calls.
-        keep: Returns what a layer keeps over reloads.
-        tracing: Makes spans; None for no spans.
 
     Raises:
         LookupError: The transform of a target does not exist.
     """
-    at = ChainContext(
-        name=ruled.name,
-        sections={"route": ruled.config, "policies": config.policies, "top": config},
-        parts={Spans: Spans(tracing)},
-        metrics=metrics,
-        keep=keep,
-    )
     if ruled.config is not None:
         targets = [
             _target(each, _resolve_target(each, upstreams, models), at)
@@ -171,7 +159,7 @@ def build_route(  # noqa: PLR0913  # the last two by keyword
         only = None
         if len(upstreams) == 1:
             only = next(Target(name, each.service) for name, each in upstreams.items())
-    _watch_places(state.limit, ruled.name, metrics)
+    _watch_places(state.limit, ruled.name, at.part(Metrics))
     single = SingleTarget() if only is None else SingleTarget(only.name)
     service = build_chain(
         "route",

@@ -46,7 +46,6 @@ from gateway.app.chains.listener import ServedModels
 from gateway.app.chains.tracing import Spans
 from gateway.app.layers import build_chain
 from gateway.app.listen.listeners import ListenerEntry, max_message_bytes
-from gateway.app.listen.passthrough import passthrough_client
 from gateway.app.run.process_parts import ProcessParts
 from gateway.concurrency.slices import in_slices
 from gateway.config.load import LoadedConfig
@@ -128,10 +127,7 @@ class ServiceGraph:
         self.upstreams = self._build_upstreams()
         self._targets = self._build_targets()
         self.pipelines: BuiltPipelines = build_pipelines(
-            config,
-            process.metrics,
-            process.tracing,
-            self._context("", {}, self.parts.keep_of("pipelines", "")),
+            config, self._context("", {}, self.parts.keep_of("pipelines", ""))
         )
         own = {**self.models.targets, **self.pipelines.targets}
         shifts = process.parts.shifts(loaded)
@@ -147,13 +143,11 @@ class ServiceGraph:
         route_names = [built.ruled.name for built in routes for _ in built.ruled.rules]
         notes = process.parts.reply_notes(loaded)
         is_read = bool(configured_readers(self.loaded))
-        http_clients = {
-            name: passthrough_client(
-                built.http, built, config.upstreams[name], passes_inferences=not is_read
-            )
+        passthrough = {
+            name: built.passthrough_client(config.upstreams[name], passes_inferences=not is_read)
             for name, built in self.upstreams.items()
-            if built.http is not None
         }
+        http_clients = {name: each for name, each in passthrough.items() if each is not None}
         parts: dict[str, tuple[object, ...]] = {
             listener.name: tuple(
                 process.parts.listener_parts(
@@ -324,7 +318,7 @@ class ServiceGraph:
         return [built for name, built in upstreams if not kept.has("upstream", name, built)]
 
     def _build_upstreams(self) -> dict[str, BuiltUpstream]:
-        config, process = self.config, self._process
+        config = self.config
         described = described_models(config, self._declarations)
         shared = self._shared_settings("upstream", "endpoint")
 
@@ -332,32 +326,21 @@ class ServiceGraph:
             longest_call_s = longest_timeout(config, name)
             text_routes = text_routes_to(config, name)
             idle_s = SEQUENCE_IDLE.of(config.policies)
-            source = (
-                upstream,
-                described,
-                idle_s,
-                longest_call_s,
-                text_routes,
-                *shared,
-            )
+            source = (upstream, described, idle_s, longest_call_s, text_routes, *shared)
             return self.parts.get(
                 "upstream",
                 name,
                 source,
                 lambda: build_upstream(
-                    name,
                     upstream,
-                    described.signatures,
-                    process.metrics,
+                    described,
                     self.loaded.directory,
-                    declarations=described.declarations,
+                    self._context(
+                        name, {"upstream": upstream}, self.parts.keep_of("upstream", name)
+                    ),
                     sequence_idle_s=idle_s,
                     longest_call_s=longest_call_s,
                     text_routes=text_routes,
-                    budget=process.budget,
-                    at=self._context(
-                        name, {"upstream": upstream}, self.parts.keep_of("upstream", name)
-                    ),
                 ),
             )
 
@@ -412,12 +395,12 @@ class ServiceGraph:
                 self.config,
                 self._targets,
                 own,
-                self._process.metrics,
                 state,
+                self._context(
+                    ruled.name, {"route": ruled.config}, self.parts.keep_of("route", ruled.name)
+                ),
                 shift=shift,
                 taps=self._process.parts.route_taps(ruled.name),
-                keep=self.parts.keep_of("route", ruled.name),
-                tracing=self._process.tracing,
             ),
         )
 
@@ -544,7 +527,7 @@ class ServiceGraph:
                 routes=[ready_unless_unloaded(built, models, pipelines) for built in decisive],
                 readiness=Readiness.ANY if required is None else Readiness.ALL,
                 obstacle=self._process.obstacle,
-                trends=self._process.trends,
+                trends=self._process.metrics.trends.read,
                 online=online,
                 named=named,
                 served=matcher.matches_model,

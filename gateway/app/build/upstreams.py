@@ -21,21 +21,22 @@ from gateway.api.protocol import (
     StreamBinding,
 )
 from gateway.app.build.chain_context import NO_CONTEXT, ChainContext
-from gateway.app.build.declarations import Declarations
 from gateway.app.build.server_identity import ServerIdentity
-from gateway.app.build.transports import TransportImplementation, grpc_client, http_client
 from gateway.app.chains.upstream import ServerTraits
 from gateway.app.layers import build_chain
-from gateway.app.listen.certificates import upstream_tls
-from gateway.app.listen.endpoint_discovery import BuiltEndpoint, EndpointDiscovery
 from gateway.config.limits import ClientLimitsConfig, MessageLimitsConfig
 from gateway.config.models import UpstreamConfig
-from gateway.config.tls import TlsConfig
+from gateway.config.tls import TlsConfig, client_files
 from gateway.ir.context import Need
 from gateway.ir.limits import MessageLimits
 from gateway.model_info.sequence_ids import SequenceIdTypes
 from gateway.policies.divide_rows import DivideRows
-from gateway.policies.forward_headers import AddedHeaders, QuestionHeaders
+from gateway.policies.forward_headers import (
+    CLIENT_HEADER,
+    AddedHeaders,
+    QuestionHeaders,
+    forwards_authorization,
+)
 from gateway.policies.known_models import KnownModels
 from gateway.policies.signatures import DescribedModels
 from gateway.registry import carrier_of, protocol
@@ -43,17 +44,19 @@ from gateway.routing.balancing.endpoint import Endpoint
 from gateway.routing.balancing.endpoint_keys import SLOW_START, balancer_of, outlier_detection_of
 from gateway.routing.balancing.endpoints import Endpoints
 from gateway.routing.balancing.health_probe import Prober
+from gateway.routing.endpoint_discovery import EndpointDiscovery
 from gateway.routing.sequence_affinity import IDLE_S
 from gateway.service import Service
-from gateway.settings.signature import SignatureConfig
 from gateway.settings.units import Address, Url
 from gateway.telemetry import names
 from gateway.telemetry.call_path import current_route
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.upstream_metrics import EndpointAttempts
 from gateway.telemetry.usage.model_calls import ModelCalls
+from gateway.transports.choice import TransportImplementation, grpc_client, http_client
 from gateway.transports.contract import ClientLimits, GrpcClient, HttpClient
 from gateway.transports.grpc.withheld import WithheldCalls
+from gateway.transports.http.passthrough import PassthroughClient
 from gateway.transports.memory_budget import UNLIMITED, MemoryBudget
 from gateway.transports.net.host_addresses import HAS_DNS, is_service, look_up_all
 from gateway.transports.net.look_up import is_looked_up
@@ -137,7 +140,7 @@ def connect(  # noqa: PLR0913  # keyword-only, but for the first
         client_limits = _client_limits(ClientLimitsConfig(), is_loopback=url.is_loopback)
     if tls is None and url.tls:
         tls = TlsConfig()
-    files = tls if tls is None or isinstance(tls, TlsFiles) else upstream_tls(name, tls, directory)
+    files = tls if isinstance(tls, TlsFiles) else client_files(f"upstream {name}", tls, directory)
     how = _ClientSettings(files, transport, withheld, budget, address)
     client: Any = _client(url, binding, client_limits, limits, how)
     codec: Any = binding.codec
@@ -250,6 +253,37 @@ def _with_dialect_detection(
     return DialectDetectingUpstream(service, lambda server: build(resolve(options, server)))
 
 
+@dataclass(frozen=True, slots=True)
+class BuiltEndpoint:
+    """An endpoint with all that belongs to it.
+
+    Attributes:
+        withheld: Cancelled calls that still run there.
+        http: Its HTTP client; None if it has none.
+        closes: Close its clients.
+        questions: Sends questions over connections that inferences do not use.
+    """
+
+    endpoint: Endpoint
+    prober: Prober
+    identity: ServerIdentity
+    withheld: WithheldCalls
+    http: HttpClient | None
+    closes: tuple[Callable[[], Awaitable[None]], ...]
+    questions: Service
+
+    async def drain(self) -> None:
+        """Stop probing, and wait for cancelled calls that still run."""
+        await self.prober.close()
+        await self.withheld.drained()
+
+    async def close(self) -> None:
+        """Stop probing and close every connection."""
+        await self.prober.close()
+        for close in self.closes:
+            await close()
+
+
 class BuiltUpstream:
     """An upstream whose probes have not started yet.
 
@@ -274,7 +308,7 @@ class BuiltUpstream:
         sequence_ids: SequenceIdTypes,
         members: Sequence[BuiltEndpoint],
         hosts: Iterable[str] = (),
-        discovery: EndpointDiscovery | None = None,
+        discovery: EndpointDiscovery[BuiltEndpoint] | None = None,
         by_name: Connected | None = None,
         tls: TlsFiles | None = None,
     ) -> None:
@@ -293,12 +327,30 @@ class BuiltUpstream:
         """Its endpoints, with all that belongs to them."""
         return self._members if self._discovery is None else self._discovery.members
 
-    @property
-    def http(self) -> HttpClient | None:
-        """An HTTP client of it, for passthrough; None if it has none."""
-        if self._by_name is not None:
-            return self._by_name.http
-        return next((each.http for each in self._members if each.http is not None), None)
+    def passthrough_client(
+        self, config: UpstreamConfig, *, passes_inferences: bool
+    ) -> PassthroughClient | None:
+        """Return an HTTP client for the requests that pass; None if it has none.
+
+        Args:
+            config: Its section of the file.
+            passes_inferences: Whether the inferences of its server's own protocol pass unread.
+        """
+        clients = (each.http for each in (self._by_name, *self._members) if each is not None)
+        found = next((each for each in clients if each is not None), None)
+        if found is None:
+            return None
+        return PassthroughClient(
+            found,
+            self.known_posts if passes_inferences else tuple,
+            gets_authorization=forwards_authorization(config),
+            client_header=(CLIENT_HEADER.of(config) or "").lower(),
+        )
+
+    def known_posts(self) -> tuple[str, ...]:
+        """Return the paths for POST of its servers, outside of their protocol."""
+        found = (path for member in self.members for path in member.identity.own_posts())
+        return tuple(dict.fromkeys(found))
 
     def has_statistics(self) -> bool:
         """Return whether the servers of all endpoints have told that they count inferences."""
@@ -354,41 +406,34 @@ class _EndpointBuilder:
     """Builds the endpoints of one upstream.
 
     Attributes:
-        name: The name of the upstream.
+        described: What the configuration says of models.
         longest_call_s: How long a cancelled call may still run.
+        at: What its layers may use, with its name.
     """
 
-    name: str
     config: UpstreamConfig
-    signatures: Mapping[str, SignatureConfig]
-    declarations: Declarations
-    metrics: Metrics
+    described: DescribedModels
     tls: TlsFiles | None
     longest_call_s: float
-    budget: MemoryBudget
     at: ChainContext
 
     def __call__(self, url: Url, address: str = "") -> BuiltEndpoint:
         """Build the endpoint of *url*, which has the IP address *address*; "" to look it up."""
-        config, metrics = self.config, self.metrics
+        config, metrics, upstream = self.config, self.at.part(Metrics), self.at.name
         name = str(Address(address, url.port)) if address else url.authority
         cancellation = config.cancellation if config.transport == "native" else "forward"
         withheld = WithheldCalls(
             self.longest_call_s,
             enabled=cancellation != "forward"
             and protocol(url.protocol).may_have(DefectKind.CANCELLED_CALLS, None, url.carrier),
-            report=partial(metrics.withheld_cancellation, self.name),
+            report=partial(metrics.withheld_cancellation, upstream),
         )
-        metrics.gauges.watch(
-            names.WITHHELD_CALLS,
-            {"upstream": self.name, "endpoint": name},
-            withheld,
-            lambda calls: calls.pending,
-        )
+        labels = {"upstream": upstream, "endpoint": name}
+        metrics.gauges.watch(names.WITHHELD_CALLS, labels, withheld, lambda calls: calls.pending)
         is_loopback = Address(address, url.port).is_loopback if address else url.is_loopback
         limits = _client_limits(config.limits, is_loopback=is_loopback)
         open_client = partial(
-            self.connect, url, address=address, attempts=metrics.attempts.of(self.name, name)
+            self.connect, url, address=address, attempts=metrics.attempts.of(upstream, name)
         )
         connected = open_client(client_limits=limits, withheld=withheld)
         # A probe must not wait for a connection or a slot that calls have. One whose time is over
@@ -397,30 +442,27 @@ class _EndpointBuilder:
             client_limits=dataclasses.replace(limits, connections=_PROBE_CONNECTIONS),
             withheld=withheld,
         )
-        identity = ServerIdentity(self.name, name, url, cancellation, withheld)
+        identity = ServerIdentity(upstream, name, url, cancellation, withheld)
         server = ServerTraits(
             connected.needs,
             protocol(url.protocol).classifies,
             identity.ends_at_empty_classes,
-            self.name,
+            upstream,
             url,
             connected.codec,
         )
         at = self.at.inside(name, "upstream", config).with_parts(
-            server,
-            AddedHeaders(config.headers),
-            DescribedModels(self.signatures, self.declarations),
+            server, AddedHeaders(config.headers), self.described
         )
         endpoint = Endpoint(name, build_chain("endpoint", connected.service, at))
-        labels = {"upstream": self.name, "endpoint": name}
         metrics.gauges.watch(names.UPSTREAM_SHARE, labels, endpoint, lambda it: it.share.value)
         questions = build_chain("endpoint", probing.service, at)
         prober = Prober(
-            self.name,
+            upstream,
             endpoint,
             interval_s=config.probe.interval,
             timeout_s=config.probe.timeout,
-            report=partial(metrics.upstream_ready, self.name, name),
+            report=partial(metrics.upstream_ready, upstream, name),
             identify=identity,
             service=questions,
         )
@@ -438,7 +480,7 @@ class _EndpointBuilder:
             message_limits=message_limits(config.messages, config.limits.message_bytes),
             tls=self.tls,
             transport=config.transport,
-            budget=self.budget,
+            budget=self.at.part(MemoryBudget),
             question_headers={**config.headers, **config.probe.headers},
             brief_errors=config.errors == "brief",
             adapt=partial(self._declare, url.protocol),
@@ -448,47 +490,39 @@ class _EndpointBuilder:
     def _declare(self, name: str, codec: Codec[Any, Any]) -> Codec[Any, Any]:
         """Return a codec that knows what the configuration declares of models for its protocol."""
         if isinstance(codec, DeclaringCodec):
-            found = {model: each[name] for model, each in self.declarations.items() if name in each}
+            declared = self.described.declarations
+            found = {model: each[name] for model, each in declared.items() if name in each}
             codec.declare(found)
         return codec
 
 
-def build_upstream(  # noqa: PLR0913  # by name but the first five
-    name: str,
+def build_upstream(
     config: UpstreamConfig,
-    signatures: Mapping[str, SignatureConfig],
-    metrics: Metrics,
+    described: DescribedModels,
     directory: Path,
+    at: ChainContext,
     *,
-    declarations: Declarations = MappingProxyType({}),
     sequence_idle_s: float = IDLE_S,
     longest_call_s: float = 60.0,
     text_routes: AbstractSet[str] = frozenset(),
-    budget: MemoryBudget = UNLIMITED,
-    at: ChainContext = NO_CONTEXT,
 ) -> BuiltUpstream:
     """Build one upstream of the configuration.
 
     A cancelled call may still run for *longest_call_s*. The routes *text_routes* have
-    `sequence_ids: text`. Layers use *at*.
+    `sequence_ids: text`. Layers use *at*, which has the name of the upstream.
 
     Raises:
         LookupError: The protocol does not exist, or does not support the carrier.
         ValueError: An option or a TLS file is invalid, or a package is missing.
     """
+    name, metrics = at.name, at.part(Metrics)
     counts = metrics.model_counts
-    at = dataclasses.replace(
-        at, name=name, sections={"upstream": config, **at.sections}, metrics=metrics
-    ).with_parts(ModelCalls() if counts is None else counts.sent[name])
+    at = at.with_parts(ModelCalls() if counts is None else counts.sent[name])
     build = _EndpointBuilder(
-        name=name,
         config=config,
-        signatures=signatures,
-        declarations=declarations,
-        metrics=metrics,
-        tls=upstream_tls(name, config.server_tls, directory),
+        described=described,
+        tls=client_files(f"upstream {name}", config.server_tls, directory),
         longest_call_s=longest_call_s,
-        budget=budget,
         at=at,
     )
     is_fixed = config.resolve == "first"
@@ -519,8 +553,8 @@ def build_upstream(  # noqa: PLR0913  # by name but the first five
     )
 
 
-def _discovery(build: _EndpointBuilder, endpoints: Endpoints) -> EndpointDiscovery:
-    config, name = build.config, build.name
+def _discovery(build: _EndpointBuilder, endpoints: Endpoints) -> EndpointDiscovery[BuiltEndpoint]:
+    config, name = build.config, build.at.name
     for url in config.all_urls:
         if is_service(url.host) and not HAS_DNS:
             raise ValueError(
@@ -536,7 +570,7 @@ def _discovery(build: _EndpointBuilder, endpoints: Endpoints) -> EndpointDiscove
         floor_s=limits.resolve_floor_s,
         cap_s=limits.resolve_cap_s,
         leave_s=build.longest_call_s,
-        on_removed=partial(build.metrics.forget_endpoint, name),
+        on_removed=partial(build.at.part(Metrics).forget_endpoint, name),
         look_up=look_up_all,
     )
 

@@ -106,7 +106,7 @@ def _findings(config: Config) -> Iterator[Finding]:
     yield from _raised(("lifecycle", "ready"), _check_required_routes, config)
     yield from _check_target_names(config)
     yield from _check_repeated_calls(config)
-    yield from _check_requirements(config)
+    yield from _check_packages(config)
     yield from _repeated_ports(config)
     yield from _loops(config)
     yield from check_graphs(config)
@@ -150,8 +150,8 @@ def _check_transforms(loaded: LoadedConfig) -> Iterator[Finding]:
             yield from _raised(path, transform, name)
 
 
-def _check_requirements(config: Config) -> Iterator[Finding]:
-    """Yield the keys that need another key, a package or other values."""
+def _check_packages(config: Config) -> Iterator[Finding]:
+    """Yield the keys that need a package that is not installed."""
     if config.telemetry.otlp.is_on and find_spec("opentelemetry") is None:
         yield ("telemetry", "otlp"), "needs OpenTelemetry: pip install 'tensor-gateway[otel]'"
 
@@ -188,19 +188,13 @@ def _check_listener(at: KeyPath, listener: ListenerConfig, config: Config) -> It
             name = listener.passthrough.upstream
             message = f"upstream {name!r} uses {carrier!r}; passthrough needs an HTTP upstream"
             yield (*at, "passthrough"), message
-    for path, address in _listener_addresses(at, listener) if config.security.strict else ():
-        yield from _raised(path, forbid_exposure, listener, address)
+    for key, address in listener.addresses() if config.security.strict else ():
+        yield from _raised((*at, *key), forbid_exposure, listener, address)
 
 
-def _listener_addresses(
-    at: KeyPath, listener: ListenerConfig
-) -> Iterator[tuple[KeyPath, Address | StreamAddress]]:
-    for key in ("http", "grpc", "address"):
-        address = getattr(listener, key)
-        if address is not None:
-            yield (*at, key), address
-    for number, stream in enumerate(listener.streams):
-        yield (*at, "streams", number, "address"), stream.address
+def _listener_addresses(config: Config) -> Iterator[tuple[KeyPath, Address | StreamAddress]]:
+    for index, listener in enumerate(config.listeners):
+        yield from ((("listeners", index, *key), each) for key, each in listener.addresses())
 
 
 def _check_options(name: str, options: Any) -> None:
@@ -278,11 +272,7 @@ def _repeated_ports(config: Config) -> Iterator[Finding]:
 
 def _loops(config: Config) -> Iterator[Finding]:
     """Yield the upstreams that are a listener of the file: each call would go round."""
-    listeners = [
-        (path, address)
-        for index, listener in enumerate(config.listeners)
-        for path, address in _listener_addresses(("listeners", index), listener)
-    ]
+    listeners = list(_listener_addresses(config))
     for name, upstream in config.upstreams.items():
         for number, url in enumerate(upstream.all_urls):
             own = (path for path, address in listeners if _is_reached(address, url))
@@ -328,9 +318,7 @@ def _is_of_machine(host: str) -> bool:
 
 def _addresses(config: Config) -> Iterator[tuple[KeyPath, Address]]:
     """Yield every TCP address of the file with a port of its own."""
-    found: list[tuple[KeyPath, Address | StreamAddress | None]] = []
-    for index, listener in enumerate(config.listeners):
-        found += _listener_addresses(("listeners", index), listener)
+    found: list[tuple[KeyPath, Address | StreamAddress | None]] = [*_listener_addresses(config)]
     if config.admin is not None:
         keys = config.admin.model_fields_set & {"address", "metrics"}
         found += [(("admin", key), getattr(config.admin, key)) for key in sorted(keys)]

@@ -17,13 +17,12 @@ from stat import S_ISDIR, S_ISREG
 from types import UnionType
 from typing import Annotated, Any, Final, Union, get_args, get_origin
 
+from gateway.admin.tokens import token_fault
 from gateway.api.start_error import REASONS, StartError, reason_of
-from gateway.app.admin.tokens import token_fault
 from gateway.app.build.models import model_loader_of, model_spec
-from gateway.app.listen.certificates import client_files, server_files
 from gateway.backends.hosted import versions_of
 from gateway.config.load import LoadedConfig
-from gateway.config.tls import TlsConfig
+from gateway.config.tls import TlsConfig, client_files, server_files
 from gateway.config.yaml_tree import Finding, KeyPath, Problem
 from gateway.registry import backend, extensions, load_dotted
 from gateway.settings.fields import Outside
@@ -121,7 +120,7 @@ def _files(loaded: LoadedConfig) -> Iterator[Finding]:
         names = [name for _, name in tls.files()]
         if all(_is_readable(folder / name) for name in names):
             read = server_files if at[0] in _SERVERS else client_files
-            yield from _raised(at, "", read, tls, folder)
+            yield from _raised(at, "", read, "server", tls, folder)
         else:
             for path, name in tls.files():
                 yield from _raised((*at, *path), name, _check_read, folder / name)

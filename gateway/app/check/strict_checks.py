@@ -48,9 +48,7 @@ def strict_findings(loaded: LoadedConfig) -> Iterator[Finding]:
 def _check_authentication(
     at: KeyPath, listener: ListenerConfig, config: Config
 ) -> Iterator[Finding]:
-    addresses = (listener.http, listener.grpc, listener.address)
-    streams = (each.address for each in listener.streams)
-    is_remote = any(each is not None and not each.is_loopback for each in (*addresses, *streams))
+    is_remote = any(not address.is_loopback for _, address in listener.addresses())
     if not is_remote or config.authentication_of(listener) != "off":
         return
     # Without TLS there is that to mend first: others would read the credentials.

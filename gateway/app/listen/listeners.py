@@ -6,7 +6,6 @@ import socket
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 import structlog
@@ -14,23 +13,22 @@ import structlog
 from gateway.api.access import Authenticator, Gatekeeper
 from gateway.api.extension import ReplyNotes
 from gateway.api.protocol import Options, ProtocolSpec
-from gateway.api.tap import CountCall, Tap
 from gateway.app.build.declarations import Declarations
-from gateway.app.build.transports import grpc_server, http_alpn, http_server_class
-from gateway.app.build.upstreams import message_limits, overridden
-from gateway.app.chains.tracing import Tracing
+from gateway.app.build.upstreams import max_connections, message_limits, overridden
 from gateway.app.check.exposure import warn_of_exposure
-from gateway.app.listen import metrics_page, passthrough
-from gateway.app.listen.certificates import listener_tls
+from gateway.app.listen import metrics_page
 from gateway.app.listen.health_services import HEALTH_PROTOCOL, DescribedProtocol, server_services
-from gateway.app.listen.passthrough import ObservedPassthrough, passthrough_rules
 from gateway.app.listen.path_ownership import ProtocolPaths, listener_authentication, owned_paths
 from gateway.app.listen.rejection_log import RejectionLog
 from gateway.app.listen.server_names import inherited_sockets, stream_server_name
-from gateway.app.run.worker_slot import ProcessOptions
-from gateway.config.models import ListenerConfig, StreamConfig, UpstreamConfig
+from gateway.app.run.process_parts import ProcessParts
+from gateway.config.load import LoadedConfig
+from gateway.config.models import ListenerConfig, PassthroughConfig, StreamConfig
+from gateway.config.tls import server_files
+from gateway.frontend import passthrough
 from gateway.frontend.frontend import CheckInference, Frontend
 from gateway.frontend.load_report import Load, LoadReportingFrontend
+from gateway.frontend.passthrough import ObservedPassthrough, check_json_body
 from gateway.frontend.tapped import TappedFrontend
 from gateway.ir.context import Client, ModelRef
 from gateway.ir.errors import Unauthenticated
@@ -39,15 +37,15 @@ from gateway.ir.limits import MessageLimits
 from gateway.policies.access.authorise import ListenerAccess
 from gateway.policies.access.operations import HEALTH, METRICS, PASSTHROUGH
 from gateway.policies.shared_memory.layer import SHARED_MEMORY
+from gateway.processes.worker_slot import ProcessOptions
 from gateway.registry import protocol, protocol_names
 from gateway.routing.model_keys import ModelKeyIndex, ResolveModelKeys
 from gateway.routing.server_status import model_status
 from gateway.service import Service
 from gateway.settings.units import Address
 from gateway.telemetry import names
-from gateway.telemetry.log.call_log import CallLog
-from gateway.telemetry.metrics import Metrics
 from gateway.transports.authentication import Authentication
+from gateway.transports.choice import grpc_server, http_alpn, http_server_class
 from gateway.transports.connection_count import ConnectionCount
 from gateway.transports.contract import (
     GrpcMount,
@@ -57,9 +55,8 @@ from gateway.transports.contract import (
     ServerLimits,
 )
 from gateway.transports.http.cors import CorsRules
-from gateway.transports.http.passthrough import PassthroughClient
+from gateway.transports.http.passthrough import PassthroughClient, PassthroughRules
 from gateway.transports.http2.frames import may_be_http2
-from gateway.transports.memory_budget import MemoryBudget
 from gateway.transports.net.tls_files import TlsContext, TlsFiles
 from gateway.transports.stream.protocol_sniffing import SharedPortProtocols, may_be_http
 from gateway.transports.stream.server import StreamServer
@@ -125,41 +122,37 @@ class BuiltListener:
 
     Args:
         config: The listener.
-        paths: The HTTP paths of its protocols.
         entry: What it calls at first.
-        rejections: Counts and logs the requests that reach no service.
-        tap: Receives the calls of the frontends; None for no tap.
-        tracing: Makes spans; None for no spans.
+        shared: The objects that all listeners share.
 
     Attributes:
         servers: By name ("main.http").
+        paths: The HTTP paths of its protocols.
         rejections: Counts and logs the requests that reach no service.
-        load: Returns the load that responses tell; None where they tell none.
         tls: Its TLS files; None without TLS.
         authentication: Asks who sends each request; None if nobody asks.
-        needs_client: Returns whether each request needs a credential.
     """
 
     def __init__(
-        self,
-        config: ListenerConfig,
-        paths: Mapping[str, ProtocolPaths],
-        entry: ListenerEntry,
-        rejections: RejectionLog,
-        tap: Tap | None = None,
-        tracing: Tracing | None = None,
+        self, config: ListenerConfig, entry: ListenerEntry, shared: SharedResources
     ) -> None:
-        self.rejections = rejections
-        self._tracing = tracing
+        process, gatekeeper = shared.process, shared.gatekeeper
         self.servers: dict[str, Server] = {}
-        self.load: Callable[[], Load] | None = None
-        self.tls: TlsFiles | None = None
-        self.authentication: Authentication | None = None
-        self.needs_client: Callable[[], bool] = lambda: False
+        self.paths = owned_paths(config, shared.loaded.config.upstreams)
+        self.rejections = RejectionLog(
+            config.name, process.metrics, process.call_log, process.tracing, process.parts.on_call
+        )
+        self.tls = server_files(f"listener {config.name}", config.tls, shared.loaded.directory)
         self._config = config
-        self._paths = paths
         self._entry = entry
-        self._tap = tap
+        self._tap = process.parts.tap
+        self._tracing = process.tracing
+        self._load = shared.load
+        self._needs_client = partial(gatekeeper.needs_client, config.name)
+        authenticator = gatekeeper.authenticator(config.name)
+        self.authentication: Authentication | None = None
+        if authenticator is not None:
+            self.authentication = listener_authentication(authenticator, config, self.paths)
         self._frontends: list[tuple[ProtocolSpec, Any, Frontend[Any, Any], Any]] = []
         self._passthrough: ObservedPassthrough | None = None
 
@@ -179,7 +172,7 @@ class BuiltListener:
     def authenticate(self, authenticator: Authenticator) -> None:
         """Ask who sends each request from now on, unless the servers do so already."""
         if self.authentication is None:
-            self.authentication = listener_authentication(authenticator, self._config, self._paths)
+            self.authentication = listener_authentication(authenticator, self._config, self.paths)
             for server in self.servers.values():
                 server.authenticate(self.authentication)
 
@@ -201,9 +194,9 @@ class BuiltListener:
         attach = request_ids.get("attach_request_id")
         self._connect_frontend(built, spec, codec, attach)
         self._frontends.append((spec, codec, built, attach))
-        if self.load is None or attach is None:
+        if self._load is None or attach is None:
             return built
-        return LoadReportingFrontend(built, self.load)
+        return LoadReportingFrontend(built, self._load)
 
     def _connect_frontend(
         self, frontend: Frontend[Any, Any], spec: ProtocolSpec, codec: Any, attach: Any
@@ -233,7 +226,7 @@ class BuiltListener:
             Unauthenticated: The client has no name, which only questions for the server allow.
             Forbidden: The client may not ask.
         """
-        if self.needs_client() and client.identity is ANONYMOUS:
+        if self._needs_client() and client.identity is ANONYMOUS:
             raise Unauthenticated("a credential is missing: only the server's health is public")
         self.check(client, HEALTH, HEALTH_PROTOCOL, ModelRef(name))
         return await model_status(
@@ -285,45 +278,39 @@ class BuiltListener:
         return self._entry.http_clients[self._config.passthrough.upstream]
 
 
+def passthrough_rules(config: PassthroughConfig, limits: MessageLimits) -> PassthroughRules:
+    """Return the passthrough rules of a listener."""
+    check = partial(check_json_body, limits)
+    return PassthroughRules(config.allow, config.post or (), check, post_known=config.post is None)
+
+
 @dataclass(frozen=True, slots=True)
 class SharedResources:
     """Objects that all listeners of the process share.
 
     Attributes:
-        directory: TLS files are relative to it.
-        reuse_port: Whether other processes listen on the same addresses.
-        should_replace: Whether a unix socket replaces that of another gateway.
+        process: The objects of the process.
+        loaded: The configuration at the start; TLS files are relative to its folder.
+        gatekeeper: Knows who calls.
+        options: Options of protocols that the listeners share.
         sockets: Sockets that the processes share: unix sockets by address, and those of a service
             manager as `inherited_sockets` finds them.
-        upstreams: The upstreams of the configuration, by name.
-        can_cut_through: Whether an upstream accepts the body of a request while it arrives.
-        upstream_connections: Largest number of connections to upstreams.
-        process_options: Options of protocols that the listeners share.
-        tap: Receives the calls of all frontends; None for no tap.
-        on_call: Called with each request that reaches no service; None for nothing.
-        tracing: Makes spans; None for no spans.
-        gatekeeper: Knows who calls.
-        load: Returns the load that responses tell; None where they tell none.
         page: Returns the metrics page.
+        load: Returns the load that responses tell; None where they tell none.
     """
 
-    metrics: Metrics
-    call_log: CallLog
-    budget: MemoryBudget
-    directory: Path
+    process: ProcessParts
+    loaded: LoadedConfig
     gatekeeper: Gatekeeper
-    reuse_port: bool = False
-    should_replace: bool = False
-    sockets: Mapping[str, socket.socket] = field(default_factory=dict)
-    upstreams: Mapping[str, UpstreamConfig] = field(default_factory=dict)
-    can_cut_through: bool = False
-    upstream_connections: int = 0
-    process_options: ProcessOptions = field(default_factory=ProcessOptions)
-    tap: Tap | None = None
-    on_call: CountCall | None = None
-    tracing: Tracing | None = None
+    options: ProcessOptions
+    sockets: Mapping[str, socket.socket]
+    page: metrics_page.Page
     load: Callable[[], Load] | None = None
-    page: metrics_page.Page | None = None
+
+    @property
+    def reuse_port(self) -> bool:
+        """Whether other processes listen on the same addresses."""
+        return self.loaded.config.lifecycle.hand_over or not self.process.slot.is_single
 
 
 def build_listener(
@@ -341,18 +328,10 @@ def build_listener(
         LookupError: A protocol does not exist.
         ValueError: An option or a TLS file is invalid.
     """
-    rejections = RejectionLog(
-        config.name, shared.metrics, shared.call_log, shared.tracing, shared.on_call
-    )
-    paths = owned_paths(config, shared.upstreams)
-    built = BuiltListener(config, paths, entry, rejections, shared.tap, shared.tracing)
-    built.load = shared.load
-    built.needs_client = partial(shared.gatekeeper.needs_client, config.name)
-    authenticator = shared.gatekeeper.authenticator(config.name)
-    if authenticator is not None:
-        built.authentication = listener_authentication(authenticator, config, paths)
-    tls = built.tls = listener_tls(config.name, config.tls, shared.directory)
-    limits = _limits(config, can_cut_through=shared.can_cut_through)
+    built = BuiltListener(config, entry, shared)
+    tls, budget = built.tls, shared.process.budget
+    upstreams = shared.loaded.config.upstreams.values()
+    limits = _limits(config, can_cut_through=any(each.transport == "native" for each in upstreams))
     http_address = config.http or config.address
     serves_grpc = config.grpc is not None or config.address is not None
     http: list[HttpMount] = _metrics_mounts(built, config, shared)
@@ -363,7 +342,7 @@ def build_listener(
         spec = protocol(name)
         options = _options(spec, config, shared)
         if spec.http is not None and http_address is not None:
-            http.append(_http_mount(built, spec, messages, options, paths[name]))
+            http.append(_http_mount(built, spec, messages, options, built.paths[name]))
         if spec.grpc is not None and serves_grpc:
             codec: Any = spec.grpc.codec(messages, options)
             frontend = built.frontend(spec, codec, **_GRPC_IDS)
@@ -372,9 +351,10 @@ def build_listener(
                 DescribedProtocol(codec.name, spec.grpc.methods, spec.grpc.file_descriptors())
             )
     _warn_of_forwarded_memory(config)
+    for _, address in config.addresses():
+        warn_of_exposure(config, address)
     servers = built.servers
     if http_address is not None:
-        warn_of_exposure(config, http_address)
         # One port of both has a server of both.
         is_both = config.address is not None
         name = f"{config.name}.http{'+grpc' * is_both}"
@@ -383,7 +363,7 @@ def build_listener(
             http_address.port,
             mounts=http,
             limits=limits,
-            budget=shared.budget,
+            budget=budget,
             fallback=built.fallback(messages),
             tls=None if tls is None else tls.context(*http_alpn(config.transport)),
             cors=_cors_rules(config, shared),
@@ -397,14 +377,13 @@ def build_listener(
             grpc_on_reject=partial(built.rejections.rejected, "grpc"),
         )
     if config.grpc is not None:
-        warn_of_exposure(config, config.grpc)
         servers[f"{config.name}.grpc"] = grpc_server(
             config.transport,
             _grpc_address(config.grpc),
             mounts=grpc,
             extras=server_services(described, ready, built),
             limits=limits,
-            budget=shared.budget,
+            budget=budget,
             tls=tls,
             on_reject=partial(built.rejections.rejected, "grpc"),
             count=_connection_count(f"{config.name}.grpc", limits, shared),
@@ -425,12 +404,10 @@ def _connection_count(
     server: str, limits: ServerLimits, shared: SharedResources
 ) -> ConnectionCount:
     """Return what counts the connections of one server, which the metrics publish."""
-    count = ConnectionCount(
-        limits.connections, limits.connections_per_address, shared.upstream_connections
-    )
-    shared.metrics.gauges.watch(
-        names.CONNECTIONS, {"server": server}, count, lambda each: each.total
-    )
+    to_upstreams = max_connections(shared.loaded.config.upstreams.values())
+    count = ConnectionCount(limits.connections, limits.connections_per_address, to_upstreams)
+    gauges = shared.process.metrics.gauges
+    gauges.watch(names.CONNECTIONS, {"server": server}, count, lambda each: each.total)
     return count
 
 
@@ -458,7 +435,6 @@ def _stream_server(  # one caller
     binding = spec.stream
     if binding is None:
         raise LookupError(f"protocol {stream.protocol!r} does not support byte streams")
-    warn_of_exposure(config, stream.address)
     codec = binding.codec(limits[1], _options(spec, config, shared))
     beside = _shared_port(spec, config, built, limits, shared, count)
     return StreamServer(
@@ -466,7 +442,7 @@ def _stream_server(  # one caller
         partial(binding.server_framer, limits[1]),
         built.frontend(spec, codec),
         limits=limits[0],
-        budget=shared.budget,
+        budget=shared.process.budget,
         ordered=binding.is_ordered,
         tls=_stream_tls(stream, built.tls, beside, config),
         mode=int(stream.mode, 8),
@@ -476,7 +452,7 @@ def _stream_server(  # one caller
         reuse_port=shared.reuse_port,
         sock=shared.sockets.get(str(stream.address)),
         inherited=inherited_sockets(name, shared.sockets),
-        replaces=shared.should_replace,
+        replaces=shared.loaded.config.lifecycle.hand_over,
         authentication=built.authentication,
         credentials=binding.credentials,
         without_credentials=binding.without_credentials,
@@ -521,7 +497,7 @@ def _shared_port(  # one caller
     server = http_server_class(config.transport)(
         mounts=http,
         limits=limits[0],
-        budget=shared.budget,
+        budget=shared.process.budget,
         on_reject=partial(built.rejections.rejected, "http"),
         listens=False,
         cors=_cors_rules(config, shared),
@@ -552,7 +528,7 @@ def _http_mount(
 def _metrics_mounts(
     built: BuiltListener, config: ListenerConfig, shared: SharedResources
 ) -> list[HttpMount]:
-    if not config.metrics or shared.page is None:
+    if not config.metrics:
         return []
     page = metrics_page.MetricsPage(
         shared.page,
@@ -582,7 +558,7 @@ def _options(spec: ProtocolSpec, config: ListenerConfig, shared: SharedResources
     options = config.options.get(spec.name, {})
     if spec.default_model and config.default_model is not None:
         options = {spec.default_model: config.default_model, **options}
-    return {**spec.options(options), **shared.process_options.of_protocol(spec)}
+    return {**spec.options(options), **shared.options.of_protocol(spec)}
 
 
 def _grpc_address(address: Address) -> str:

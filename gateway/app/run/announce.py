@@ -8,11 +8,11 @@ from typing import Final
 
 import structlog
 
+from gateway import __version__
 from gateway.accelerator import MISSING
 from gateway.api.platform import Platform
 from gateway.config.load import LoadedConfig
 from gateway.config.models import Config, ListenerConfig
-from gateway.config.routes import PoliciesConfig
 from gateway.ir.calls import RepositoryIndexRequest
 from gateway.ir.context import Context
 from gateway.ir.errors import GatewayError
@@ -29,13 +29,29 @@ _LISTED: Final = 20
 _PATIENCE_S: Final = 5.0
 
 
-def log_addresses(addresses: Mapping[str, str]) -> None:
-    """Log one line for each address that the gateway listens on."""
+def log_started(config: Config, addresses: Mapping[str, str], **facts: object) -> None:
+    """Log what the gateway serves, one line for each address, and that it has started.
+
+    Args:
+        config: The configuration.
+        addresses: By the names of the servers.
+        facts: What else the last line tells.
+    """
+    _log_extensions(config.listeners)
+    log_platforms(config)
+    if TIMEOUT.key not in config.policies.model_fields_set:
+        log.info(
+            "default timeout",
+            timeout=f"{TIMEOUT.default:g}s",
+            keys="policies.timeout, or timeout of a route; 0s sets no limit",
+        )
+    log_plain_python()
     for server, address in addresses.items():
         log.info("listening", server=server, address=address)
+    log.info("started", version=__version__, **facts, **addresses)
 
 
-def log_extensions(listeners: Sequence[ListenerConfig]) -> None:
+def _log_extensions(listeners: Sequence[ListenerConfig]) -> None:
     """Log which extensions each listener serves, and how to enable the others."""
     for config in listeners:
         for name in config.protocols or protocol_names():
@@ -62,16 +78,6 @@ def log_retired_keys(loaded: LoadedConfig) -> None:
     """Log one warning for each retired key of the file."""
     for each in loaded.retired():
         log.warning("retired key", source=loaded.source, **each.entry())
-
-
-def log_default_timeout(policies: PoliciesConfig) -> None:
-    """Log how long calls may take, if the configuration does not say so."""
-    if TIMEOUT.key not in policies.model_fields_set:
-        log.info(
-            "default timeout",
-            timeout=f"{TIMEOUT.default:g}s",
-            keys="policies.timeout, or timeout of a route; 0s sets no limit",
-        )
 
 
 def log_reference_upstreams(config: Config) -> None:

@@ -26,31 +26,20 @@ from gateway.app.admin.server import PAGE_DRAIN_S, PagesServer, start_pages
 from gateway.app.admin.status.document import Document, gauge_entries
 from gateway.app.build.parts import NO_SETUPS, LeadingParts, ServingParts, Setups
 from gateway.app.build.service_graph import ServiceGraph
-from gateway.app.build.upstreams import max_connections
 from gateway.app.check.check import check
 from gateway.app.check.unused_addresses import log_unused_addresses
-from gateway.app.listen.certificates import Certificates, admin_tls
 from gateway.app.listen.listeners import SharedResources, build_listener
 from gateway.app.listen.metrics_page import Page
-from gateway.app.run.announce import (
-    log_addresses,
-    log_default_timeout,
-    log_extensions,
-    log_models,
-    log_plain_python,
-    log_platforms,
-    log_reference_upstreams,
-)
+from gateway.app.run.announce import log_models, log_reference_upstreams, log_started
 from gateway.app.run.config_watch import HeaderWatch, has_header_files, with_renewed_headers
 from gateway.app.run.export import open_export
-from gateway.app.run.process import CGROUP_MEMORY, MemoryTrimmer, memory_bound, process_usage
 from gateway.app.run.process_parts import ProcessParts
 from gateway.app.run.reload import Reloader
 from gateway.app.run.retirement import EarlierSequences, Retirements
-from gateway.app.run.worker_slot import SINGLE_PROCESS, ProcessOptions, WorkerSlot
 from gateway.concurrency.background import start_background
 from gateway.concurrency.limiter import CLIENT_MEMORY
 from gateway.concurrency.offload import limit_memory
+from gateway.config.admin import admin_tls
 from gateway.config.load import ConfigError, LoadedConfig
 from gateway.config.models import Config
 from gateway.policies.limits.shed_load import ProcessLoad
@@ -58,6 +47,8 @@ from gateway.policies.observe import Recorder
 from gateway.policies.shared_memory.forwarded import ForwardedRegions
 from gateway.policies.shared_memory.layer import SHARED_REGIONS
 from gateway.policies.shared_memory.regions import Regions
+from gateway.processes.process import CGROUP_MEMORY, MemoryTrimmer, memory_bound, process_usage
+from gateway.processes.worker_slot import SINGLE_PROCESS, ProcessOptions, WorkerSlot
 from gateway.routing.sequence_affinity import FinishSequences
 from gateway.service import Service
 from gateway.telemetry import names
@@ -72,6 +63,7 @@ from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.usage.triton_names import TritonNames
 from gateway.transports.contract import Server
 from gateway.transports.memory_budget import MemoryBudget
+from gateway.transports.net.certificates import Certificates
 from gateway.transports.net.tls_files import TlsFiles
 from gateway.transports.reservation import BUILD_WAIT_S, BuildReservation
 
@@ -176,7 +168,6 @@ class Gateway:
             slot=self._slot,
             record=record,
             call_log=self._call_log,
-            trends=self.metrics.trends.read,
             regions=self._regions,
             forwarded=ForwardedRegions(
                 SHARED_REGIONS.of(config), is_shared=not self._slot.is_single
@@ -201,23 +192,13 @@ class Gateway:
         self.names_checked: asyncio.Task[None] | None = None
         self.metrics.registry.register(self._access)
         shared = SharedResources(
-            metrics=self.metrics,
-            call_log=self._call_log,
-            budget=self._budget,
-            directory=loaded.directory,
-            upstreams=config.upstreams,
-            can_cut_through=any(each.transport == "native" for each in config.upstreams.values()),
-            upstream_connections=max_connections(config.upstreams.values()),
-            reuse_port=config.lifecycle.hand_over or not self._slot.is_single,
-            should_replace=config.lifecycle.hand_over,
-            sockets=self._sockets,
-            process_options=ProcessOptions(self._slot),
-            tap=tap,
-            on_call=self.parts.on_call,
-            tracing=self._process.tracing,
-            gatekeeper=self._access,
-            page=self._page,
-            load=process_usage(self._slot, self.metrics) if config.telemetry.metrics.orca else None,
+            self._process,
+            loaded,
+            self._access,
+            ProcessOptions(self._slot),
+            self._sockets,
+            self._page,
+            process_usage(self._slot, self.metrics) if config.telemetry.metrics.orca else None,
         )
         self._listeners = [
             build_listener(listener, self._entries[listener.name], self.ready, shared)
@@ -354,14 +335,10 @@ class Gateway:
             raise StartError(reason_of(error)) from error
         self._has_started.set()
         if self._slot.is_single:
-            log_extensions(self._graph.config.listeners)
-            log_platforms(self._graph.config)
-            log_reference_upstreams(self._graph.config)
-            log_default_timeout(self._graph.config.policies)
-            log_plain_python()
-            log_addresses(self.addresses)
-            log.info("started", version=__version__, **self.addresses)
-            self.names_checked = start_background(log_unused_addresses(self._graph.config), "names")
+            config = self._graph.config
+            log_reference_upstreams(config)
+            log_started(config, self.addresses)
+            self.names_checked = start_background(log_unused_addresses(config), "names")
 
     def reopen_logs(self) -> None:
         """Open the files of the access log and the audit log again, as after logrotate."""

@@ -1,16 +1,15 @@
-"""ProcessParts: the objects of a process, which all service graphs use."""
+"""ProcessParts: the objects of a process, which all service graphs and listeners use."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gateway.app.build.parts import ServingParts
 from gateway.app.chains.tracing import Tracing
-from gateway.app.run.worker_slot import WorkerSlot
-from gateway.ir.metadata import Trend
 from gateway.policies.limits.shed_load import ProcessLoad
 from gateway.policies.observe import Recorder
 from gateway.policies.shared_memory.forwarded import ForwardedRegions
 from gateway.policies.shared_memory.regions import Regions
+from gateway.processes.worker_slot import WorkerSlot
 from gateway.telemetry.call_path import CallPath
 from gateway.telemetry.log.call_log import CallLog
 from gateway.telemetry.metrics import Metrics
@@ -19,12 +18,11 @@ from gateway.transports.memory_budget import MemoryBudget
 
 @dataclass(frozen=True, slots=True)
 class ProcessParts:
-    """The objects of the process, which every graph uses.
+    """The objects of the process, which every graph and every listener uses.
 
     Attributes:
         record: Called with the record of each call.
         call_log: Writes the line of each call.
-        trends: Returns recent measurements.
         regions: Shared memory that clients registered with the gateway.
         forwarded: Shared memory that clients registered with upstreams.
         load: The load of the process.
@@ -39,7 +37,6 @@ class ProcessParts:
     slot: WorkerSlot
     record: Recorder
     call_log: CallLog
-    trends: Callable[[], Mapping[str, Trend]]
     regions: Regions
     forwarded: ForwardedRegions
     load: ProcessLoad

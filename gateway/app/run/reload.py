@@ -3,20 +3,20 @@
 `Reloader` reads and checks the file as the start does, and passes it to the gateway or to the
 supervisor of the workers. A file with an error changes nothing.
 
-`app/service_graph` builds all that stands between the listeners and the sockets of upstreams. A
+`build/service_graph` builds all that stands between the listeners and the sockets of upstreams. A
 reload builds the next graph with the same code, loads its new models, probes its new upstreams and
 then connects the frontends to it. This last step has no `await`, so each call has one graph or the
 other. `KeptParts` has every part with all that it was built from. If the source is equal, the part
 is kept, with its connections, models, caches and limits.
 
-`app/retirement` closes the old graph. Only its calls in progress still refer to its entries, so a
+`retirement` closes the old graph. Only its calls in progress still refer to its entries, so a
 weak reference tells when the last one has ended, and calls pay nothing for it. Nothing else may
 keep an entry (`tests/unit/app/test_gateway_reload.py`). Sequences that are open continue in the old
 graph (`routing/finish_sequences`). Withheld calls end before clients close.
 
 Keys that need a restart are refused, and one reload runs after the other. A single process applies
 the result itself; the supervisor passes it to one worker after the other, and takes it back if one
-of them fails. `app/runtime_changes` has drained endpoints and weights.
+of them fails. `runtime_changes` has drained endpoints and weights.
 They are applied to every configuration that is loaded.
 """
 

@@ -7,18 +7,18 @@ from gateway.app.build.parts import LeadingParts, OwnProcess
 from gateway.app.check.here import require_files
 from gateway.app.listen.activation import activated_sockets
 from gateway.app.run.gateway import Gateway, memory_budget
-from gateway.app.run.process import (
+from gateway.app.run.reload import Load, Reloader
+from gateway.app.run.service_manager import ServiceManager
+from gateway.concurrency.background import start_background
+from gateway.concurrency.process_end import run_to_end
+from gateway.config.load import LoadedConfig
+from gateway.processes.process import (
     freeze_startup_objects,
     keep_large_buffers,
     shorten_switch_interval,
 )
-from gateway.app.run.reload import Load, Reloader
-from gateway.app.run.service_manager import ServiceManager
-from gateway.app.run.signals import StopSignal, on_reopen, start_reaping
-from gateway.app.run.worker_slot import SINGLE_PROCESS
-from gateway.concurrency.background import start_background
-from gateway.concurrency.process_end import run_to_end
-from gateway.config.load import LoadedConfig
+from gateway.processes.signals import StopSignal, on_reopen, start_reaping
+from gateway.processes.worker_slot import SINGLE_PROCESS
 from gateway.schema.pool import require_fast_runtime
 from gateway.telemetry.log import logs
 from gateway.transports.net.sockets import raise_descriptor_limit

@@ -16,9 +16,7 @@ from typing import Any, Final, Protocol
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.app.build.models import BuiltModels
-from gateway.app.build.upstreams import BuiltUpstream
-from gateway.app.listen.endpoint_discovery import BuiltEndpoint
-from gateway.app.run.fetch import fetch
+from gateway.app.build.upstreams import BuiltEndpoint, BuiltUpstream
 from gateway.concurrency.slices import in_slices
 from gateway.config.models import Config, UpstreamConfig
 from gateway.ir.calls import ModelConfigRequest, ModelStatisticsRequest, RepositoryIndexRequest
@@ -31,6 +29,7 @@ from gateway.service import Service
 from gateway.telemetry import names
 from gateway.telemetry.usage.model_counts import ModelCounts
 from gateway.telemetry.usage.triton_names import CACHE_METRICS, counters_of, rows_of
+from gateway.transports.http1.fetch import fetch
 
 _TIMEOUT_S: Final = 1.0
 _PAUSE_S: Final = 1.0
@@ -126,11 +125,7 @@ class ServerCounts:
         if upstream is None:
             return False
         members = upstream.members
-        return bool(members) and all(
-            each.identity.has_statistics
-            or (each.identity.server is None and not each.endpoint.is_ready)
-            for each in members
-        )
+        return bool(members) and all(map(_may_count, members))
 
     async def _list_models(self) -> None:
         """Note the models that no server counts, so that they have values before the first call."""

@@ -4,13 +4,13 @@ Read `supervisor.py` first. The supervisor serves no traffic: it starts and rest
 forwards signals to them, and serves the admin pages with the metrics of all. It binds each address
 without listening, so that no other program takes it (`transports/net/port_reservation`). Each
 worker (`worker.py`) runs a complete gateway without the admin pages. It talks to the supervisor
-over a channel of `gateway.app.processes`, which brings its setup and asks for readiness and
+over a channel of `gateway.processes`, which brings its setup and asks for readiness and
 metrics.
 
 The supervisor sends a ping every two seconds, whose reply carries nothing: it is the proof of life
-(`app/processes/reply_watch`). It requests metrics regularly and for each page, and keeps those of
+(`processes/reply_watch`). It requests metrics regularly and for each page, and keeps those of
 workers that exited (`telemetry/aggregation`). Metrics are read, sent and written in pieces
 (`telemetry/families`), and other work of the event loop runs between them (`concurrency/slices`).
-Configurations that need one process are refused at start (`app/worker_limits`), or by
+Configurations that need one process are refused at start (`app/check/worker_limits`), or by
 `policies/reject_sequences` where only a request shows it.
 """

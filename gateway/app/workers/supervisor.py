@@ -24,34 +24,29 @@ from gateway.app.check.check import check
 from gateway.app.check.here import require_files
 from gateway.app.check.unused_addresses import log_unused_addresses
 from gateway.app.listen.activation import activated_sockets
-from gateway.app.listen.certificates import CERTIFICATES, Certificates, admin_tls
-from gateway.app.processes.channel import PartDescriptors, WorkerSetup
-from gateway.app.processes.reply_watch import POLL_S, REPLY_S, ReplyWatch
-from gateway.app.processes.restart_policy import RestartBackoff, RestartPolicy
-from gateway.app.processes.worker_process import WorkerProcess, describe_exit, launch
-from gateway.app.run.announce import (
-    log_addresses,
-    log_default_timeout,
-    log_extensions,
-    log_plain_python,
-    log_platforms,
-)
+from gateway.app.run.announce import log_started
 from gateway.app.run.export import open_export
 from gateway.app.run.reload import Changes, Load, Reloader
 from gateway.app.run.service_manager import ServiceManager
-from gateway.app.run.signals import StopSignal, on_reopen, start_reaping
-from gateway.app.run.worker_slot import WorkerSlot
 from gateway.app.workers.shared_sockets import SharedSockets
 from gateway.concurrency.background import start_background
 from gateway.concurrency.slices import in_slices
 from gateway.concurrency.timeouts import is_set_within
+from gateway.config.admin import admin_tls
 from gateway.config.load import ConfigError, LoadedConfig
 from gateway.config.models import LifecycleConfig
+from gateway.processes.channel import PartDescriptors, WorkerSetup
+from gateway.processes.reply_watch import POLL_S, REPLY_S, ReplyWatch
+from gateway.processes.restart_policy import RestartBackoff, RestartPolicy
+from gateway.processes.signals import StopSignal, on_reopen, start_reaping
+from gateway.processes.worker_process import WorkerProcess, describe_exit, launch
+from gateway.processes.worker_slot import WorkerSlot
 from gateway.telemetry import names
 from gateway.telemetry.aggregation import MetricsAggregator, family_of, snapshot, total_of
 from gateway.telemetry.exposition import write_page
 from gateway.telemetry.log import logs
 from gateway.telemetry.log.lost_lines import LostLines
+from gateway.transports.net.certificates import CERTIFICATES, Certificates
 
 log = structlog.get_logger(__name__)
 
@@ -631,12 +626,7 @@ async def _serve(
         await asyncio.wait({start})
         return await supervisor.stop(interrupts=stop.is_interrupt)
     addresses = {**start.result(), **{name: page.address for name, page in pages.items()}}
-    log_extensions(sockets.loaded.config.listeners)
-    log_platforms(sockets.loaded.config)
-    log_default_timeout(sockets.loaded.config.policies)
-    log_plain_python()
-    log_addresses(addresses)
-    log.info("started", version=__version__, workers=supervisor.count, **addresses)
+    log_started(sockets.loaded.config, addresses, workers=supervisor.count)
     manager.started(addresses)
     name_check = start_background(log_unused_addresses(sockets.loaded.config), "names")
     await _wait_first(asyncio.create_task(supervisor.wait_failed()), stop.wait())

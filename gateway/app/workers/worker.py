@@ -18,7 +18,13 @@ from typing import Any, Final
 import structlog
 
 from gateway.api.start_error import StartError
-from gateway.app.processes.channel import (
+from gateway.app.run.gateway import Gateway, memory_budget
+from gateway.app.run.run import loop_factory, prepare
+from gateway.concurrency.background import start_background
+from gateway.concurrency.process_end import end_within, run_to_end
+from gateway.concurrency.slices import in_slices
+from gateway.config.load import ConfigError
+from gateway.processes.channel import (
     Message,
     WorkerChannel,
     WorkerSetup,
@@ -26,14 +32,8 @@ from gateway.app.processes.channel import (
     open_channel,
     read_setup,
 )
-from gateway.app.run.gateway import Gateway, memory_budget
-from gateway.app.run.process import freeze_startup_objects
-from gateway.app.run.run import loop_factory, prepare
-from gateway.app.run.signals import StopSignal, ignore_log_signals, on_reopen
-from gateway.concurrency.background import start_background
-from gateway.concurrency.process_end import end_within, run_to_end
-from gateway.concurrency.slices import in_slices
-from gateway.config.load import ConfigError
+from gateway.processes.process import freeze_startup_objects
+from gateway.processes.signals import StopSignal, ignore_log_signals, on_reopen
 from gateway.telemetry.aggregation import snapshot
 from gateway.telemetry.faults import FAULTS
 from gateway.telemetry.log import logs

@@ -6,13 +6,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from gateway.app import Gateway, StartError, run
-from gateway.app.run.signals import ignore_log_signals
-from gateway.app.run.worker_slot import resolve_workers
 from gateway.app.workers.supervisor import supervise
 from gateway.cli.configuration import load_checked_mapping
 from gateway.cli.output import WRONG_USAGE, fail
 from gateway.cli.serving.sidecar import OFF
 from gateway.config.load import ConfigError, LoadedConfig
+from gateway.processes.signals import ignore_log_signals
+from gateway.processes.worker_slot import resolve_workers
 
 Started = Callable[[Gateway], Awaitable[None]]
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
-from gateway.app.listen.certificates import client_tls
+from gateway.config.tls import client_tls
 from gateway.events.definition import SinkDefinition
 from gateway.events.settings import brokers_and_topic
 from gateway.events.sinks.form import CONTENT_TYPE

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import structlog
 
-from gateway.app.listen.certificates import client_tls
+from gateway.config.tls import client_tls
 from gateway.config.yaml_tree import resolve_references
 from gateway.events.definition import SinkDefinition
 from gateway.events.sinks.form import CONTENT_TYPE, header_value

@@ -20,7 +20,6 @@ from rich.console import Console
 from rich.progress import Progress
 
 from gateway.app import complete_service, connect
-from gateway.app.run.process import freeze_startup_objects
 from gateway.app.run.run import loop_factory
 from gateway.cli.calling.server_flags import ServerFlags, server_flags
 from gateway.cli.output import (
@@ -88,6 +87,7 @@ from gateway.migration.replay.times import (
 )
 from gateway.migration.replay.wire_replay import RecordedRequests
 from gateway.migration.settings import MigrationConfig
+from gateway.processes.process import freeze_startup_objects
 from gateway.service import Service
 from gateway.settings.private_files import make_directory
 from gateway.settings.units import Url, parse_duration, parse_url

@@ -9,10 +9,8 @@ import structlog
 from gateway import __version__
 from gateway.app.build.route_rules import ruled_routes
 from gateway.app.build.service_graph import ServiceGraph
-from gateway.app.listen.certificates import Certificates
 from gateway.app.run.gateway import default_budget
 from gateway.app.run.process_parts import ProcessParts
-from gateway.app.run.worker_slot import WorkerSlot
 from gateway.concurrency.background import start_background
 from gateway.concurrency.slices import in_slices
 from gateway.config.load import LoadedConfig
@@ -31,12 +29,14 @@ from gateway.migration.targets import LiveMigration, live_migrations
 from gateway.policies.limits.shed_load import ProcessLoad
 from gateway.policies.shared_memory.forwarded import ForwardedRegions
 from gateway.policies.shared_memory.regions import Regions
+from gateway.processes.worker_slot import WorkerSlot
 from gateway.settings.patterns import is_pattern
 from gateway.shadow.part import SendDocument
 from gateway.shadow.records.transfer import Confirmation
 from gateway.telemetry.log.call_log import CallLog
 from gateway.telemetry.metrics import Metrics
 from gateway.transports.memory_budget import MemoryBudget
+from gateway.transports.net.certificates import Certificates
 
 log = structlog.get_logger(__name__)
 
@@ -185,7 +185,6 @@ def _process_parts() -> ProcessParts:
         slot=slot,
         record=metrics.call,
         call_log=CallLog(),
-        trends=metrics.trends.read,
         regions=Regions(1),
         forwarded=ForwardedRegions(1, is_shared=False),
         load=ProcessLoad(),

@@ -12,13 +12,13 @@ from typing import Any, Final
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from gateway.app.processes.worker_process import WorkerProcess
 from gateway.config.load import LoadedConfig
 from gateway.migration import names
 from gateway.migration.captures.uploader import OUTCOMES
 from gateway.migration.mirror.targets import shadow_config
 from gateway.migration.options import captures_of
 from gateway.migration.targets import live_migrations
+from gateway.processes.worker_process import WorkerProcess
 from gateway.shadow.keeper import ShadowKeeper, latest_counts
 from gateway.shadow.part import ShadowUser
 from gateway.telemetry.families import counter_family, gauge_family

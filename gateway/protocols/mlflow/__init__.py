@@ -1,7 +1,7 @@
 """MLflow's scoring protocol over HTTP, and the container contract of SageMaker, which is the same.
 
-Read `http/codec.py` first. `options.py` describes the options of listeners and upstreams,
-`declarations.py` what the configuration declares of a model.
+Read `http/codec.py` first. `options.py` describes the options of listeners and upstreams, and what
+the configuration declares of a model.
 """
 
 from collections.abc import Mapping
@@ -10,9 +10,8 @@ from typing import Final
 
 from gateway.api.platform import Platform
 from gateway.api.protocol import HttpBinding, ProtocolSpec, SidecarDefaults
-from gateway.protocols.mlflow.declarations import read_declaration
 from gateway.protocols.mlflow.http.codec import HttpCodec
-from gateway.protocols.mlflow.options import check_options
+from gateway.protocols.mlflow.options import check_options, read_declaration
 from gateway.protocols.mlflow.paths import claims
 from gateway.wire.heads.sagemaker import REQUEST_HEADERS, RESPONSE_HEADERS
 

@@ -1,19 +1,33 @@
-"""The options that a listener or an upstream may set.
+"""The options of a listener or an upstream, and what is declared of a model.
 
 Source: docs/protocols/mlflow.md, "8. Configuration".
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from gateway.ir.context import ModelRef
-from gateway.wire.options import Reader, flag, matching, model, one_of, read_values, text, wrong
+from gateway.ir.values.untyped import RowsForm
+from gateway.wire.options import (
+    OptionError,
+    Reader,
+    flag,
+    list_of,
+    matching,
+    model,
+    one_of,
+    read_section,
+    read_values,
+    text,
+    wrong,
+)
 
 IGNORE, REFUSE = "ignore", "refuse"
 WORDS, NAN = "words", "nan"
 VALUE, OBJECT = "value", "object"
+EACH, MATRIX = "each", "matrix"
 _PREFIX: Final = re.compile(r"(/[A-Za-z0-9._~-]+)+")
 
 
@@ -84,4 +98,40 @@ _READERS: Final[Mapping[str, Reader]] = {
     "version": text,
     "multi_model": _not_built,
     "single_input": one_of(VALUE, OBJECT),
+}
+
+
+def read_declaration(value: Mapping[str, Any], _read_file: Callable[[str], str], /) -> RowsForm:
+    """Return what `models.NAME.protocols.mlflow` declares, typed.
+
+    Raises:
+        OptionError: A key does not exist, or a value is wrong.
+    """
+    found = read_section("mlflow", _DECLARED, value)
+    columns = found.get("columns")
+    names = found.get("column_names", ())
+    if names and columns == EACH:
+        raise OptionError(
+            f"column_names stands beside columns: {EACH}, where columns have the names of inputs; "
+            f"expected columns: {MATRIX}",
+            ("column_names",),
+        )
+    return RowsForm(
+        is_matrix=None if columns is None else columns == MATRIX,
+        columns=names,
+        binary=frozenset(found.get("binary", ())),
+    )
+
+
+def _names(key: str, value: Any) -> tuple[str, ...]:
+    names: tuple[str, ...] = list_of(text)(key, value)
+    if not names or "" in names or len(set(names)) < len(names):
+        raise wrong(key, value, "a list of names, each of them once")
+    return names
+
+
+_DECLARED: Final[Mapping[str, Reader]] = {
+    "columns": one_of(EACH, MATRIX),
+    "column_names": _names,
+    "binary": _names,
 }

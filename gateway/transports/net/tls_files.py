@@ -1,7 +1,7 @@
 """The TLS files of one socket: compared by content, read again, used for new handshakes.
 
 A listener and an upstream have an object `TlsFiles` each. Their servers and clients ask it for the
-context of each handshake. `app/certificates` decides when files are read again.
+context of each handshake. `certificates` decides when files are read again.
 """
 
 from __future__ import annotations

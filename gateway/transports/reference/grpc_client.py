@@ -147,8 +147,7 @@ class GrpcClient:
     def _status(self, error: aio.AioRpcError, deadline: float | None) -> GrpcResponse:
         """Return the server's status. Raises a failure of this side of the connection."""
         code, details, channel = error.code(), error.details() or "", self._channel
-        ready = grpc.ChannelConnectivity.READY
-        is_connected = channel is not None and channel.get_state() is ready
+        is_connected = channel is not None and channel.get_state() is grpc.ChannelConnectivity.READY
         is_late = deadline is not None and monotonic() >= deadline - _CLOCK_SLACK_S
         failure = local_failure(self._target, code, details, connected=is_connected, late=is_late)
         if failure is not None:

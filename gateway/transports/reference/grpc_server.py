@@ -296,7 +296,8 @@ class _Method:
                 contextlib.aclosing(self._frontend(request)) as responses,
             ):
                 async for response in responses:
-                    yield self._checked(response, request)
+                    self._admission.check(response)
+                    yield response
         except errors.GatewayError as error:
             yield self._frontend.reject_message(request, error)
 
@@ -336,14 +337,6 @@ class _Method:
         shares = client_shares(_address(context), self._admission, self._admission.budget)
         CLIENT_MEMORY.set(shares.memory)
         return shares
-
-    def _checked(self, response: GrpcResponse, request: GrpcRequest) -> GrpcResponse:
-        """Return *response*, or an error if it is too large."""
-        try:
-            self._admission.check(response)
-        except errors.TooLarge as error:
-            return self._frontend.reject_message(request, error)
-        return response
 
     async def _send_all(self, found: AsyncGenerator[GrpcResponse, None], context: Context) -> None:
         """Send the responses of a stream, each when the client has room for it."""

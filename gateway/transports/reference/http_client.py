@@ -142,7 +142,6 @@ class HttpClient:
         if self._is_closed:
             raise self._peer.closed()
         if self._session is None:
-            timeout = aiohttp.ClientTimeout(None, sock_connect=self._peer.connect_timeout_s)
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(
                     limit=self._limits.most_connections,
@@ -154,7 +153,7 @@ class HttpClient:
                 trust_env=False,
                 auto_decompress=False,
                 skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
-                timeout=timeout,
+                timeout=aiohttp.ClientTimeout(None, sock_connect=self._peer.connect_timeout_s),
                 read_bufsize=256 * 1024,
                 max_line_size=client_rules.HEADER_LINE_BYTES,
                 max_field_size=client_rules.HEADER_FIELD_BYTES,

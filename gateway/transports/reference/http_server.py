@@ -21,11 +21,9 @@ from gateway.transports.connection_count import ConnectionCount
 from gateway.transports.contract import ServerLimits
 from gateway.transports.http import faults, request_body, request_head, states
 from gateway.transports.http.exchange import Exchange
-from gateway.transports.http.faults import failure
 from gateway.transports.http.interfaces import ListenerState
 from gateway.transports.http.listener import HttpListener
 from gateway.transports.http.response_writer import write_response
-from gateway.transports.http.states import HttpConnectionEvent
 from gateway.transports.http.write_pause import WritePause
 from gateway.transports.net import refused_connection, sockets
 from gateway.transports.reservation import Reservation
@@ -72,10 +70,7 @@ class _Manager:
         return list(self.connections.values())
 
     def __call__(self) -> _Connection:
-        connection = _Connection(self, self._aiohttp())
-        if self.is_draining:
-            connection.announce_close()
-        return connection
+        return _Connection(self, self._aiohttp())
 
     async def _serve(self, request: web.BaseRequest) -> web.StreamResponse:
         return await self.connections[request.protocol].serve(request)
@@ -119,6 +114,8 @@ class _Connection(WritePause, asyncio.Protocol):
         self.state: states.HttpConnectionState = states.OPEN
         self.client = client_shares.NO_CLIENT_SHARES
         self.cancel_exchange: Callable[[], None] | None = None
+        if manager.is_draining:
+            self.announce_close()
 
     @property
     def in_flight(self) -> int:
@@ -130,7 +127,7 @@ class _Connection(WritePause, asyncio.Protocol):
         """Whether the current response is the last."""
         return self.state is not states.OPEN
 
-    def _move(self, event: HttpConnectionEvent) -> None:
+    def _move(self, event: states.HttpConnectionEvent) -> None:
         self.state = states.TRANSITIONS.get((self.state, event), self.state)
 
     # -- asyncio's protocol
@@ -162,7 +159,7 @@ class _Connection(WritePause, asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Remove the connection; aiohttp cancels its tasks."""
-        self._move(HttpConnectionEvent.LOSE)
+        self._move(states.HttpConnectionEvent.LOSE)
         self._head_timer.close()
         if self._address is None:
             return
@@ -174,9 +171,8 @@ class _Connection(WritePause, asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Pass data to aiohttp, and watch how long the head of a request takes."""
         if self._request is None:
-            self._has_more = True
             self._head_timer.start()
-        elif self._request.content.is_eof():
+        if self._request is None or self._request.content.is_eof():
             self._has_more = True
         self._handler.data_received(data)
 
@@ -191,7 +187,7 @@ class _Connection(WritePause, asyncio.Protocol):
         try:
             return _Written(keep=await Exchange(listener, self, _Request(request), task).run())
         except Exception as error:  # noqa: BLE001  # a bug: aiohttp would respond in its own form
-            response = failure(error)
+            response = faults.failure(error)
             if not self.is_head_sent and self.transport is not None:
                 write_response(self.transport, response, keep=False, version=(1, 1))
             return _Written(keep=False)
@@ -210,7 +206,7 @@ class _Connection(WritePause, asyncio.Protocol):
 
     def announce_close(self) -> None:
         """Send `Connection: close` with the pending response."""
-        self._move(HttpConnectionEvent.ANNOUNCE)
+        self._move(states.HttpConnectionEvent.ANNOUNCE)
 
     def drain(self) -> None:
         """Close when idle, or after the pending response.

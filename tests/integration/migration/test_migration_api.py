@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from gateway.admin.router import AdminRouter
 from gateway.app import Gateway
-from gateway.app.admin.router import AdminRouter
 from tests import admin_kit
 from tests.admin_kit import router_of
 from tests.integration import test_admin_api

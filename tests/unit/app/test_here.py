@@ -229,7 +229,7 @@ REFUSALS = {
     "gateway/api/start_error.py": "a part of a package that fails",
     "gateway/app/build/parts.py": "a package: a misspelt member, a second gatekeeper",
     "gateway/app/listen/activation.py": "sockets of a service manager, which only its process has",
-    "gateway/app/processes/worker_process.py": "what a worker says",
+    "gateway/processes/worker_process.py": "what a worker says",
     "gateway/app/workers/supervisor.py": "what a worker says, and ports in use",
     "gateway/migration/cutover/controller.py": "states of an earlier run: the folder is a case",
     "gateway/migration/cutover/kubernetes_replicas.py": "the environment of a pod",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.app import check, explain_call
+from gateway.app import check
+from gateway.cli.explanation import explain_call
 from gateway.config.load import ConfigError, load_text
 
 HEAD = """

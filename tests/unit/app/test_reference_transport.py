@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gateway.app import check
-from gateway.app.check.config_warnings import warnings
+from gateway.cli.validation.config_warnings import warnings
 from gateway.config.limits import ClientLimitsConfig, ServerLimitsConfig
 from gateway.config.load import load_text
 from gateway.transports.implementations import REFERENCE_LIMITATIONS, limitations

@@ -6,13 +6,13 @@ import asyncio
 
 import pytest
 
-from gateway.app.admin.rates import TrafficWindow
 from gateway.cli.top import Order, Traffic, traffic_lines, traffic_of
 from gateway.ir.context import Context
 from gateway.ir.errors import Unavailable
 from gateway.telemetry.call_path import CallPath
 from gateway.telemetry.log.call_log import CallRecord
 from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.rates import TrafficWindow
 from tests.fakes import FakeClock
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.app import check, explain_call
+from gateway.app import check
+from gateway.cli.explanation import explain_call
 from gateway.config.load import load_file
 from gateway.protocols.graphpipe.options import STATUS, read_options
 

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.app.check.config_warnings import warnings
 from gateway.app.listen.listeners import _limits
 from gateway.app.run.announce import log_retired_keys
 from gateway.cli.configuration import load_checked
+from gateway.cli.validation.config_warnings import warnings
 from gateway.config.load import ConfigError, load_text
 from gateway.config.retired import RETIRED
 from gateway.config.schema import json_schema
-from gateway.policies.limits.adaptive.layer import ADAPTIVE_CONCURRENCY
+from gateway.policies.limits.adaptive.overload import ADAPTIVE_CONCURRENCY
 from gateway.policies.limits.fair_share import SHARE, call_rate
 from gateway.policies.limits.retry_keys import RETRY
 from gateway.routing.balancing.endpoint_keys import outlier_detection_of

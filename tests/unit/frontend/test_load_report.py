@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from gateway.app.run.process import ProcessUsage
-from gateway.app.run.worker_slot import SINGLE_PROCESS
 from gateway.frontend.load_report import Load, LoadReportingFrontend
 from gateway.ir.errors import GatewayError
+from gateway.processes.process import ProcessUsage
+from gateway.processes.worker_slot import SINGLE_PROCESS
 from gateway.wire.frontend import ServerFrontend
 from gateway.wire.grpc import GrpcRequest, GrpcResponse
 from gateway.wire.http import Headers, HttpRequest, HttpResponse

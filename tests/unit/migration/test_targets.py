@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from gateway.app.check.check import check
-from gateway.app.check.config_warnings import warnings
 from gateway.app.run.gateway import Gateway
+from gateway.cli.validation.config_warnings import warnings
 from gateway.config.load import ConfigError, load_text
 from gateway.migration.options import captures_of
 from gateway.migration.targets import live_migrations

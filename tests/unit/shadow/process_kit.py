@@ -9,9 +9,9 @@ from copy import deepcopy
 from typing import Any, cast
 
 from gateway.api.start_error import StartError
-from gateway.app.processes.channel import Message, WorkerSetup
-from gateway.app.processes.restart_policy import RestartPolicy
-from gateway.app.processes.worker_process import WorkerProcess
+from gateway.processes.channel import Message, WorkerSetup
+from gateway.processes.restart_policy import RestartPolicy
+from gateway.processes.worker_process import WorkerProcess
 from gateway.telemetry.aggregation import Snapshot
 
 AT_ONCE = RestartPolicy(first_wait_s=0.0, max_wait_s=0.0, max_failures=None)

@@ -11,8 +11,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway.api.start_error import StartError
-from gateway.app.processes.channel import WorkerSetup
 from gateway.config.load import load_text
+from gateway.processes.channel import WorkerSetup
 from gateway.shadow.keeper import Launch, ShadowKeeper
 from gateway.shadow.part import ShadowUser
 from tests.fakes import settle

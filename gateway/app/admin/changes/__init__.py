@@ -6,10 +6,10 @@ import msgspec
 
 from gateway.api.admin import AdminNeed, AdminRequest, AdminRoute, Json
 from gateway.app.admin.running import running
-from gateway.app.listen.certificates import CERTIFICATES
 from gateway.app.run.reload import ReloadResult
 from gateway.app.run.runtime_changes import runtime_document
 from gateway.telemetry.reload_metrics import APPLIED
+from gateway.transports.net.certificates import CERTIFICATES
 
 
 class _EndpointBody(msgspec.Struct, forbid_unknown_fields=True):

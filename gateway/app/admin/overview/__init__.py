@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
+from gateway.admin.html import UI
 from gateway.api.admin import AdminRequest, AdminRoute, Page, Redirect
-from gateway.app.admin.html import UI
 
 Document = dict[str, Any]
 

@@ -3,11 +3,9 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
+from gateway.admin.access import PROBES
 from gateway.api.admin import AdminRequest, AdminRoute, Json
 from gateway.app.admin.running import running
-
-PROBES: Final = "probes"
-"""The group of these routes."""
 
 
 async def live(_request: AdminRequest) -> Json:

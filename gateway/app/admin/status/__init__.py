@@ -5,8 +5,8 @@ By the server-sent events of `/api/v1/events` the pages renew themselves.
 
 from typing import Final
 
+from gateway.admin.event_hub import TooManyListeners
 from gateway.api.admin import AdminRequest, AdminRoute, Content, Events, Json, Redirect
-from gateway.app.admin.event_hub import TooManyListeners
 from gateway.app.admin.running import running
 
 

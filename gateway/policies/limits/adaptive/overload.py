@@ -9,10 +9,12 @@ import random
 import sys
 import time
 from collections.abc import Callable, Hashable
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 import structlog
+from pydantic import WithJsonSchema
 
+from gateway.api.layer import Entries, Layer, LayerContext
 from gateway.concurrency.call_queue import CallQueue
 from gateway.concurrency.limiter import CLIENT_MEMORY, Limiter
 from gateway.concurrency.timeouts import is_timeout
@@ -27,7 +29,11 @@ from gateway.policies.limits.adaptive.latency import (
     percentile,
 )
 from gateway.service import ReplyCoroutine, Service
+from gateway.settings.fields import Off
+from gateway.settings.model import Model
+from gateway.settings.setting import Setting
 from gateway.telemetry.call_path import queue_group, queue_priority, record_queue_time
+from gateway.telemetry.metrics import Metrics
 
 log = structlog.get_logger(__name__)
 
@@ -408,3 +414,50 @@ class OverloadLimit:
             model=call.model,
             limit="adaptive_concurrency",
         )
+
+
+class AdaptiveConcurrencyConfig(Model):
+    """The long form of `on_overload`, which has no keys of its own any more."""
+
+    # Retired keys, which have no effect; see `gateway.config.retired`.
+    algorithm: Any = None
+    min: Any = None
+    max: Any = None
+    latency_percentile: Any = None
+    sample: Any = None
+    min_rtt_interval: Any = None
+    jitter: Any = None
+
+
+ADAPTIVE_CONCURRENCY: Final = Setting[AdaptiveConcurrencyConfig | Literal["on_overload", False]](
+    key="adaptive_concurrency",
+    type=Annotated[
+        AdaptiveConcurrencyConfig | Literal["on_overload"] | Off,
+        WithJsonSchema({"enum": ["on_overload", False]}),
+    ],
+    default=False,
+    help=(
+        "A limit on the inferences in flight that follows the latency of the upstream, in each "
+        "worker. Each route and model has one only while its calls in flight grow and do not end "
+        "faster. Calls wait, and are refused when 100 wait. Up to 48 calls in flight, sequences "
+        "and streams are never limited. Default: `false`, which is no such limit."
+    ),
+    places=("upstream",),
+)
+
+
+def _build(inner: Entries, at: LayerContext) -> Service | None:
+    if at.setting(ADAPTIVE_CONCURRENCY) is False:
+        return None
+    layer = OverloadLimit(inner.questions, name=at.name)
+    at.part(Metrics).concurrency_limit(at.name, lambda: layer.limit)
+    return layer
+
+
+ADAPTIVE_LAYER: Final = Layer(
+    "AdaptiveConcurrency",
+    "limits inferences by the latency of the upstream",
+    "upstream",
+    _build,
+    settings=(ADAPTIVE_CONCURRENCY,),
+)

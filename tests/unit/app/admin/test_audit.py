@@ -13,14 +13,14 @@ import aiohttp
 import pytest
 from structlog.testing import capture_logs
 
+from gateway.admin.access import access_of
+from gateway.admin.audit import AuditLog
+from gateway.admin.router import AdminRouter
+from gateway.admin.tokens import tokens_of
 from gateway.api.start_error import StartError
 from gateway.app import Gateway
-from gateway.app.admin.access import access_of
-from gateway.app.admin.audit import AuditLog
-from gateway.app.admin.router import ROUTES, AdminRouter
 from gateway.app.admin.running import RunningGateway
-from gateway.app.admin.server import admin_routers
-from gateway.app.admin.tokens import tokens_of
+from gateway.app.admin.server import ROUTES, admin_routers
 from gateway.app.build.parts import LeadingParts
 from gateway.app.run.reload import SIGNAL, WATCH, Reloader
 from gateway.config.admin import AdminConfig

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.app.admin.router import AdminRouter
+from gateway.admin.router import AdminRouter
 from gateway.app.run.reload import Reloader
 from gateway.config.load import LoadedConfig, load_text
 from tests.admin_kit import Reply, ask, router_of

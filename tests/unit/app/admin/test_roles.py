@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from gateway.admin.router import AdminRouter
+from gateway.admin.tokens import AdminToken, AdminTokens
 from gateway.api.admin import AdminNeed
 from gateway.api.start_error import StartError
-from gateway.app.admin.router import AdminRouter
-from gateway.app.admin.tokens import AdminToken, AdminTokens
 from gateway.app.build.parts import LeadingParts
 from gateway.app.check.here import require_files
 from gateway.app.run.reload import Reloader

@@ -10,10 +10,11 @@ from types import ModuleType, SimpleNamespace
 import pytest
 from structlog.testing import capture_logs
 
+from gateway.admin.router import AdminRouter
 from gateway.api.admin import AdminNeed, AdminRequest, AdminResult, AdminRoute, Json, Page, Redirect
 from gateway.api.extension import Extension, LeadingPart, PartSetup, check_spelling
 from gateway.api.start_error import StartError
-from gateway.app.admin.router import ROUTES, AdminRouter
+from gateway.app.admin.server import ROUTES
 from gateway.app.build import parts
 from gateway.app.build.parts import LeadingParts, OwnProcess
 from gateway.config.load import load_text

@@ -13,11 +13,11 @@ import pytest
 import structlog
 
 from gateway.api.start_error import RELOAD_LATE, StartError
-from gateway.app.processes.channel import WorkerSetup
-from gateway.app.processes.restart_policy import RestartPolicy
 from gateway.app.workers.supervisor import Launch, Supervisor
 from gateway.concurrency import slices
 from gateway.config.load import LoadedConfig, load_text
+from gateway.processes.channel import WorkerSetup
+from gateway.processes.restart_policy import RestartPolicy
 from gateway.telemetry.aggregation import Snapshot
 from tests.fakes import FakeClock, settle
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.app.admin.router import AdminRouter
+from gateway.admin.router import AdminRouter
 from tests.admin_kit import ask, router_of
 from tests.unit.migration.admin.kit import pages
 

@@ -28,9 +28,9 @@ from gateway.ir.tensors.data import RawData
 from gateway.ir.tensors.datatypes import Datatype
 from gateway.ir.tensors.tensor import Tensor, array_tensor, as_items, as_numpy
 from gateway.ir.text_tasks import Generate
+from gateway.protocols.openai import duration_text, quota_headers
 from gateway.protocols.openai.errors import row_of
 from gateway.protocols.openai.http.codec import HttpCodec
-from gateway.protocols.openai.quotas import duration_text, quota_headers
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 
 EMBEDDINGS, RERANK, COMPLETIONS = "/v1/embeddings", "/v2/rerank", "/v1/completions"
