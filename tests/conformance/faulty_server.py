@@ -447,11 +447,12 @@ class FaultyServer:
                     raise ServerError("UNIMPLEMENTED", "a decoupled model needs a stream")
                 return self._write_grpc(call, next(self.infer("grpc", call)))
         model = self.model("grpc", request.name, request.version)
-        return {
+        answers: dict[str, Callable[[], Any]] = {
             "ModelReady": lambda: pb.ModelReadyResponse(ready=True),
             "ModelConfig": lambda: pb.ModelConfigResponse(config=_config(model)),
             "ModelMetadata": lambda: pb.ModelMetadataResponse(**_metadata(model, request.version)),
-        }[method]()
+        }
+        return answers[method]()
 
     def _write_grpc(self, call: Inference, outputs: Sequence[Tensor]) -> Any:
         model = self.model("grpc", call.model, call.version)
