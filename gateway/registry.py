@@ -56,6 +56,7 @@ EXTENSIONS: dict[str, str] = {
     "shadow": "gateway.shadow.extension:EXTENSION",
     "events": "gateway.events.extension:EXTENSION",
     "migration": "gateway.migration:EXTENSION",
+    "conformance": "gateway.conformance.extension:EXTENSION",
 }
 
 

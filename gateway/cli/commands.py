@@ -70,6 +70,7 @@ SUMMARIES: Final[Mapping[str, str]] = MappingProxyType(
         "diff": "Compare the replies of two captures, call by call, by their request ids.",
         "report": "Write a report on the replies of two servers to the same calls.",
         "cutover": "Show or control the cut-over of a migration to its new target.",
+        "certify": "Ask a server the rules of its protocol, and say which it keeps.",
         "kserve": "Serve as a runtime of KServe: one port for HTTP, HTTP/2, gRPC and /metrics.",
     }
 )

@@ -1,0 +1,468 @@
+"""Asks a server the rules of its protocol, and says of each whether it keeps it.
+
+Nothing of the gateway stands between: requests are bytes, and what comes back is read by
+`replies`, not by the codecs.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import monotonic
+from typing import Any, Final
+from zlib import crc32
+
+from gateway.app.build.transports import grpc_client, http_client
+from gateway.app.listen.certificates import upstream_tls
+from gateway.config.tls import TlsConfig
+from gateway.conformance.findings import Findings, RuleFinding, Subject, Verdict
+from gateway.conformance.replies import Reply, grpc_reply, http_reply, mismatches
+from gateway.conformance.requests import CannotAsk, Request, request_of
+from gateway.conformance.requests import Subject as Asked
+from gateway.conformance.rules import Rule, Step, is_named, known_differences, load_data, load_rules
+from gateway.conformance.tensors import Case, Declared, Model, has_values
+from gateway.ir.errors import DeadlineExceeded, GatewayError
+from gateway.ir.texts import visible
+from gateway.settings.units import Url, parse_url
+from gateway.transports.contract import ClientLimits
+from gateway.wire.grpc import GrpcRequest, Metadata
+from gateway.wire.http import HttpRequest
+
+MOST_REQUESTS: Final = 2000
+MOST_S: Final = 120.0
+MOST_IN_FLIGHT: Final = 16
+_MOST_BYTES: Final = 16 << 20
+_MOST_REPLIES: Final = 1000
+_MOST_MODELS: Final = 8
+_MOST_ASKED: Final = 3
+_MOST_TEXTS: Final = 3
+_SHOWN: Final = 400
+
+_WANTED: Final = {
+    "first": "with a first input of this datatype, and a known answer",
+    "known": "whose answer is known: --model NAME --expect identity",
+    "identity": "that returns its inputs: --model NAME --expect identity",
+    "datatype": "with an input of this datatype, and a known answer",
+    "matrix": "of matrices that returns its inputs: --model NAME --expect identity",
+    "variable": "with an input of variable size",
+    "version": "that names its versions",
+    "inputs": "with several inputs",
+    "sequence": "that takes sequences, as its configuration says",
+    "decoupled": "that is decoupled, as its configuration says",
+}
+"""What a model must have, for the text when none has it; the first that is needed is named."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Server:
+    """What the server says of itself; with a fault nothing can be told."""
+
+    name: str = ""
+    version: str = ""
+    extensions: tuple[str, ...] = ()
+    models: tuple[Model, ...] = ()
+    fault: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """What came of a rule and one model."""
+
+    verdict: Verdict
+    found: str
+    request: str = ""
+
+
+async def certify_server(  # noqa: PLR0913  # keyword-only, but for the first
+    url: Url | str,
+    *,
+    models: Sequence[str] = (),
+    expect: Mapping[str, str] | None = None,
+    control: bool = False,
+    hurt: bool = False,
+    only: Sequence[str] = (),
+    ignore: Sequence[str] = (),
+    seed: int = 0,
+    rate: float | None = None,
+    timeout_s: float = 5.0,
+    most_s: float = MOST_S,
+    headers: Metadata = (),
+    tls: TlsConfig | None = None,
+    on_finding: Callable[[RuleFinding], None] | None = None,
+) -> Findings:
+    """Ask a server the rules of its protocol.
+
+    Args:
+        url: The server.
+        models: The models to ask about; those of the server's index by default.
+        expect: What models return, by name: `identity`, `sum`, or the path of a file.
+        control: Ask what loads and unloads models, too.
+        hurt: Ask what harms some servers, too.
+        only: Ids or groups of rules to ask; all by default.
+        ignore: Ids or groups of rules to leave out.
+        seed: Chooses the order of values, and ids.
+        rate: The most requests in a second.
+        timeout_s: How long one reply may take.
+        most_s: How long all may take; what is left then cannot be told.
+        headers: Of each request.
+        tls: How to connect; as the URL says by default.
+        on_finding: Receives each finding when it is known.
+
+    Raises:
+        LookupError: There are no rules of the protocol, or a name in *only* or *ignore* has none.
+        ValueError: The URL or a TLS file is wrong.
+    """
+    address = parse_url(url) if isinstance(url, str) else url
+    protocol = f"{address.protocol}+{address.carrier}"
+    rules = chosen_rules(protocol, only, ignore)
+    line = _Line(address, tls, timeout_s, most_s, rate)
+    try:
+        asker = _Asker(line, Asked(address, headers, seed=seed), control=control, hurt=hurt)
+        await asker.discover(protocol, models, dict(expect or {}))
+        found = await asker.ask_all(rules, on_finding)
+    finally:
+        await line.close()
+    server = asker.server
+    subject = Subject(str(address), protocol, visible(server.name, 80), visible(server.version, 80))
+    return Findings(subject, found, ())
+
+
+def chosen_rules(protocol: str, only: Sequence[str], ignore: Sequence[str]) -> list[Rule]:
+    """Return the rules of a protocol that are asked.
+
+    Raises:
+        LookupError: There are none, or a name belongs to none.
+    """
+    rules = load_rules(protocol)
+    for name in (*only, *ignore):
+        if not any(is_named(rule.id, [name]) for rule in rules):
+            raise LookupError(f"no rule of {protocol!r} is called {name!r}; --list has them")
+    return [
+        rule
+        for rule in rules
+        if (not only or is_named(rule.id, only)) and not is_named(rule.id, ignore)
+    ]
+
+
+class _CannotTell(Exception):  # no error: a verdict
+    """Why nothing can be told."""
+
+
+class _Line:
+    """Sends requests within the limits of a certification."""
+
+    def __init__(
+        self, url: Url, tls: TlsConfig | None, timeout_s: float, most_s: float, rate: float | None
+    ) -> None:
+        limits = ClientLimits(message_bytes=_MOST_BYTES, connections=MOST_IN_FLIGHT)
+        config = TlsConfig() if tls is None and url.tls else tls
+        files = None if config is None else upstream_tls(str(url), config, Path())
+        self._is_http = url.carrier == "http"
+        self._client: Any = (
+            http_client("native", f"{url.authority}{url.path}", limits, tls=files)
+            if self._is_http
+            else grpc_client("native", url.authority, limits, tls=files)
+        )
+        self._timeout_s = timeout_s
+        self._end = monotonic() + most_s
+        self._most_s = most_s
+        self._pause_s = 1 / rate if rate else 0.0
+        self._next = 0.0
+        self._sent = 0
+        self._places = asyncio.Semaphore(MOST_IN_FLIGHT)
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    async def send(self, request: Request) -> tuple[list[Reply], str]:
+        """Return the replies, and why a stream with replies has no end.
+
+        Raises:
+            _CannotTell: None came, or a limit is reached.
+        """
+        async with self._places:
+            self._next = max(self._next + self._pause_s, monotonic())
+            if self._pause_s:
+                await asyncio.sleep(self._next - monotonic())
+            deadline = min(monotonic() + self._timeout_s, self._end)
+            if monotonic() >= self._end:
+                raise _CannotTell(f"not asked: {self._most_s:g} s have passed")
+            if self._sent >= MOST_REQUESTS:
+                raise _CannotTell(f"not asked: {MOST_REQUESTS} requests are the most")
+            self._sent += 1
+            replies: list[Reply] = []
+            try:
+                if request.is_stream:
+                    await self._collect(request.wire, deadline, replies)
+                else:
+                    replies.append(
+                        self._read(
+                            await self._client.send(request.wire, deadline=deadline), request.wire
+                        )
+                    )
+            except DeadlineExceeded:
+                text = f"no end within {self._timeout_s:g} s"
+                if replies:
+                    return replies, f"the stream has {text}"
+                raise _CannotTell(text.replace("end", "reply")) from None
+            except GatewayError as error:
+                raise _CannotTell(visible(error.message, _SHOWN)) from error
+            return replies, ""
+
+    async def _collect(self, wire: Any, deadline: float, replies: list[Reply]) -> None:
+        async with aclosing(self._client.stream(wire, deadline=deadline)) as stream:
+            async for each in stream:
+                replies.append(self._read(each, wire))
+                if len(replies) >= _MOST_REPLIES:
+                    raise _CannotTell(f"a stream of more than {_MOST_REPLIES} replies")
+
+    def _read(self, reply: Any, wire: HttpRequest | GrpcRequest) -> Reply:
+        if isinstance(wire, HttpRequest):
+            return http_reply(reply, has_tensors=wire.path.endswith("/infer"))
+        return grpc_reply(reply, wire.method.rpartition("/")[2])
+
+
+class _Asker:
+    """Asks the rules of one server."""
+
+    def __init__(self, line: _Line, subject: Asked, *, control: bool, hurt: bool) -> None:
+        self._line = line
+        self._subject = subject
+        self._flags = {"control": control, "hurt": hurt}
+        self.server = _Server()
+
+    async def discover(
+        self, protocol: str, names: Sequence[str], expect: Mapping[str, str]
+    ) -> None:
+        """Find out what the server says of itself and its models."""
+        steps = load_data(f"{protocol.replace('+', '_')}.yaml")["discovery"]
+        try:
+            reply = await self._question(steps["server"], self._subject)
+        except _CannotTell as error:
+            self.server = _Server(fault=str(error))
+            return
+        document = reply.document
+        if not isinstance(document, dict) or not reply.is_success:
+            self.server = _Server(fault=f"no metadata of Open Inference: {reply.text()}")
+            return
+        found = list(dict.fromkeys((*names, *expect))) or await self._index(steps["index"])
+        self.server = _Server(
+            _text(document.get("name")),
+            _text(document.get("version")),
+            tuple(map(_text, _list(document.get("extensions")))),
+            tuple([await self._model(steps, name, expect) for name in found[:_MOST_MODELS]]),
+        )
+
+    async def _index(self, steps: Sequence[Mapping[str, Any]]) -> list[str]:
+        for step in steps:
+            try:
+                document = (await self._question(step, self._subject)).document
+            except _CannotTell:
+                continue
+            entries = document.get("models") if isinstance(document, dict) else document
+            names = [
+                each.get("name") if isinstance(each, dict) else each for each in _list(entries)
+            ]
+            if texts := sorted({name for name in names if isinstance(name, str) and name}):
+                return texts
+        return []
+
+    async def _model(self, steps: Mapping[str, Any], name: str, expect: Mapping[str, str]) -> Model:
+        answer = expect.get(name, "")
+        subject = replace(self._subject, model=Model(name))
+        try:
+            reply = await self._question(steps["model"], subject)
+            config = await self._question(steps["config"], subject)
+        except _CannotTell as error:
+            return Model(name, expect=answer, fault=str(error))
+        found = reply.document if isinstance(reply.document, dict) else {}
+        if not reply.is_success:
+            return Model(name, expect=answer, fault=f"no metadata: {reply.text()}")
+        try:
+            inputs, outputs = (_declared(found.get(key)) for key in ("inputs", "outputs"))
+        except (LookupError, TypeError, ValueError):
+            return Model(
+                name, expect=answer, fault="its metadata have no usable inputs and outputs"
+            )
+        document = (
+            config.document if config.is_success and isinstance(config.document, dict) else {}
+        )
+        versions = tuple(each for each in _list(found.get("versions")) if isinstance(each, str))
+        return Model(name, versions, inputs, outputs, document.get("config", document), answer)
+
+    async def _question(self, step: Mapping[str, Any], subject: Asked) -> Reply:
+        replies, _ = await self._line.send(request_of(step, subject))
+        return replies[-1]
+
+    async def ask_all(
+        self, rules: Sequence[Rule], on_finding: Callable[[RuleFinding], None] | None
+    ) -> list[RuleFinding]:
+        """Return a finding for each rule; what changes or harms the server is asked last."""
+
+        async def ask(rule: Rule) -> RuleFinding:
+            finding = await self._ask(rule)
+            if on_finding is not None:
+                on_finding(finding)
+            return finding
+
+        harmless = [rule for rule in rules if not rule.needs.keys() & self._flags.keys()]
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(ask(rule)) for rule in harmless]
+        found = {rule.id: task.result() for rule, task in zip(harmless, tasks, strict=True)}
+        for rule in rules:
+            if rule.id not in found:
+                found[rule.id] = await ask(rule)
+        return [found[rule.id] for rule in rules]
+
+    async def _ask(self, rule: Rule) -> RuleFinding:
+        missing = [name for name in self._flags if name in rule.needs and not self._flags[name]]
+        if missing or self.server.fault:
+            reason = f"asked with --{missing[0]} only" if missing else self.server.fault
+            return self._finding(rule, _Judged(Verdict.CANNOT_TELL, reason))
+        needs_model = bool(rule.needs.keys() & {"model", *_WANTED})
+        models = [each for each in self.server.models if self._fits(rule, each)]
+        if needs_model and not models:
+            return self._finding(rule, _Judged(Verdict.CANNOT_TELL, self._nothing_fits(rule)))
+        models.sort(key=lambda model: not model.expect)
+        most = _MOST_ASKED if rule.needs.get("every") else 1
+        asked = models[:most] if needs_model else [Model("")]
+        judged = [await self._judge(rule, model) for model in asked]
+        order = (Verdict.DIFFERS, Verdict.KEEPS, Verdict.CANNOT_TELL)
+        return self._finding(rule, min(judged, key=lambda each: order.index(each.verdict)))
+
+    def _fits(self, rule: Rule, model: Model) -> bool:
+        needs, config = rule.needs, model.config
+        kinds = [each.datatype for each in model.inputs]
+        policy = config.get("model_transaction_policy") or {}
+        infers = any("infer" in step.request for step in rule.steps)
+        values = {step.request.get("values", "plain") for step in rule.steps} - {"plain", "empty"}
+        if not infers:  # what is wrong with its metadata is what such a rule finds out
+            return bool(model.versions) or "version" not in needs
+        return not model.fault and all(
+            (
+                model.expect or not needs.keys() & {"known", "identity", "datatype"},
+                model.expect == "identity" or "identity" not in needs,
+                needs.get("datatype", "") in {"", *kinds},
+                any(_is_variable(each) for each in model.inputs) or "variable" not in needs,
+                "matrix" not in needs or (kinds and len(model.inputs[0].shape) > 1),
+                model.versions or "version" not in needs,
+                len(kinds) >= needs.get("inputs", 0),
+                bool(config.get("sequence_batching")) == ("sequence" in needs),
+                bool(policy.get("decoupled")) == ("decoupled" in needs),
+                needs.get("first", "") in {"", *kinds[:1]},
+                all(has_values(name, needs.get("datatype") or (*kinds, "")[0]) for name in values),
+            )
+        )
+
+    def _nothing_fits(self, rule: Rule) -> str:
+        if not self.server.models:
+            return "the server lists no models: name one with --model"
+        faults = [f"model {each.name!r}: {each.fault}" for each in self.server.models if each.fault]
+        if len(faults) == len(self.server.models):
+            return visible(faults[0], _SHOWN)
+        wanted = next(
+            (text for name, text in _WANTED.items() if name in rule.needs), "to infer with"
+        )
+        return f"there is no model {wanted}"
+
+    async def _judge(self, rule: Rule, model: Model) -> _Judged:
+        subject = replace(
+            self._subject, model=model, seed=crc32(f"{self._subject.seed} {rule.id}".encode())
+        )
+        request, text = "", ""
+        try:
+            for step, case in self._requests(rule, model):
+                made = request_of(step.request, replace(subject, case=case))
+                request = made.command
+                replies, endless = await self._line.send(made)
+                wrong = _wrong(step, replies, endless, replace(subject, case=case))
+                text = replies[-1].text() if replies else "no reply"
+                if wrong:
+                    return self._weighed(
+                        rule, model, step, replies, "; ".join(wrong[:_MOST_TEXTS]), request
+                    )
+        except (_CannotTell, CannotAsk, ValueError) as error:
+            return _Judged(Verdict.CANNOT_TELL, visible(str(error), _SHOWN), request)
+        return _Judged(Verdict.KEEPS, text, request)
+
+    def _requests(self, rule: Rule, model: Model) -> list[tuple[Step, Case]]:
+        """Return the steps with what they send: a single step sends all values of its set."""
+        found = []
+        for step in rule.steps:
+            values = step.request.get("values", "plain")
+            cases = [Case()]
+            if model.name:
+                cases = model.cases(
+                    "plain" if values == "empty" else values,
+                    rule.needs.get("datatype", ""),
+                    self._subject.seed,
+                    empty=values == "empty",
+                ) or [Case()]
+            found += [(step, case) for case in (cases if len(rule.steps) == 1 else cases[:1])]
+        return found
+
+    def _weighed(
+        self,
+        rule: Rule,
+        model: Model,
+        step: Step,
+        replies: Sequence[Reply],
+        wrong: str,
+        request: str,
+    ) -> _Judged:
+        """Return what a difference means."""
+        extension = rule.needs.get("extension")
+        if extension is not None and extension not in self.server.extensions:
+            text = f"the server does not announce {extension!r}: {wrong}"
+            return _Judged(Verdict.CANNOT_TELL, text, request)
+        is_valid = any(each in {"200", "OK"} for answer in step.answers for each in answer.status)
+        if "infer" in step.request and is_valid and not model.expect and not replies[-1].is_success:
+            text = f"model {model.name!r} may not take the values that were made for it: {wrong}"
+            return _Judged(Verdict.CANNOT_TELL, text, request)
+        return _Judged(Verdict.DIFFERS, wrong, request)
+
+    def _finding(self, rule: Rule, judged: _Judged) -> RuleFinding:
+        verdict, found = judged.verdict, judged.found
+        if rule.open and verdict is not Verdict.CANNOT_TELL:
+            verdict, found = Verdict.SAYS_NOTHING, f"{found} ({rule.open})"
+        if verdict is Verdict.DIFFERS:
+            for each in known_differences():
+                if each.server in self.server.name.lower() and is_named(rule.id, each.rules):
+                    found = f"{found} (known of {each.server}: {each.what}; {each.gateway})"
+        return RuleFinding(
+            rule.id, rule.group, verdict, rule.says, found, rule.source, judged.request
+        )
+
+
+def _wrong(step: Step, replies: Sequence[Reply], endless: str, subject: Asked) -> list[str]:
+    """Return how the replies differ from the answers of a step; nothing for one of them."""
+    found: list[str] = [endless] if endless else []
+    if not replies:
+        return ["no reply"]
+    for reply in replies:
+        tried = [(answer, mismatches(answer, reply, subject)) for answer in step.answers]
+        if all(wrong for _, wrong in tried):
+            near = [wrong for answer, wrong in tried if reply.status in answer.status]
+            found += near[0] if near else tried[0][1]
+    return found
+
+
+def _declared(entries: Any) -> tuple[Declared, ...]:
+    return tuple(
+        Declared(str(each["name"]), str(each["datatype"]), tuple(map(int, each["shape"])))
+        for each in entries
+    )
+
+
+def _is_variable(declared: Declared) -> bool:
+    shape = declared.shape
+    return any(size < 0 and (at or len(shape) == 1) for at, size in enumerate(shape))
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []

@@ -1,0 +1,288 @@
+"""Writes the request of a rule: bytes of its protocol, and the command that sends the same."""
+
+import base64
+import json
+import math
+import shlex
+import string
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import quote
+
+from google.protobuf import json_format
+
+from gateway.conformance.tensors import BYTES, Case, Model, Tensor, elements_of
+from gateway.schema.pool import message_class
+from gateway.settings.units import Url
+from gateway.wire.grpc import GrpcRequest, Metadata
+from gateway.wire.http import Headers, HttpRequest
+
+SERVICE: Final = "inference.GRPCInferenceService"
+LENGTH: Final = "inference-header-content-length"
+CONTENTS: Final = {
+    "BOOL": "bool_contents",
+    "INT64": "int64_contents",
+    "UINT64": "uint64_contents",
+    **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
+    **dict.fromkeys(("UINT8", "UINT16", "UINT32"), "uint_contents"),
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    BYTES: "bytes_contents",
+}
+"""The field of typed contents for each datatype that has one."""
+_PLAIN: Final = frozenset((string.ascii_letters + string.digits + '{}[]:,._-" ').encode())
+"""What printf prints as it is, within apostrophes."""
+_NO_JSON: Final = frozenset({"FP16", "BF16"})
+
+
+class CannotAsk(Exception):  # no error: the rule cannot be asked of this model
+    """Why a rule cannot be asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What a request is about.
+
+    Attributes:
+        url: The server.
+        headers: Headers of each request, such as a credential.
+        model: The model; without a name for rules about the server.
+        case: What is sent.
+        seed: Of the chosen numbers.
+    """
+
+    url: Url
+    headers: Metadata = ()
+    model: Model = Model("")  # noqa: RUF009  # frozen
+    case: Case = Case()  # noqa: RUF009  # frozen
+    seed: int = 0
+
+    def filled(self, value: Any) -> Any:
+        """Return a value of a rule with facts in the place of its texts that begin with `$`."""
+        if isinstance(value, Mapping):
+            return {key: self.filled(inner) for key, inner in value.items()}
+        if isinstance(value, list):
+            return [self.filled(inner) for inner in value]
+        if isinstance(value, str) and value in _FACTS:
+            return _FACTS[value](self)
+        return value
+
+    def path(self, text: str) -> str:
+        """Return a path with the names of the model and its version."""
+        for name in ("$model", "$version"):
+            if name in text:
+                text = text.replace(name, quote(_FACTS[name](self), safe=""))
+        return text
+
+
+def _first(subject: Subject) -> Tensor:
+    if not subject.case.inputs:
+        raise CannotAsk(f"model {subject.model.name!r} has no inputs in its metadata")
+    return subject.case.inputs[0]
+
+
+def _output(subject: Subject, at: int) -> str:
+    if not subject.model.outputs:
+        raise CannotAsk(f"model {subject.model.name!r} has no outputs in its metadata")
+    return subject.model.outputs[at].name
+
+
+def _longer(subject: Subject) -> list[int]:
+    *before, last = _first(subject).shape or (1,)
+    return [*before, last + 1]
+
+
+def _nested(tensor: Tensor) -> Any:
+    """Return the elements as lists in the shape of the tensor."""
+    found = list(map(_json_element, elements_of(tensor.datatype, tensor.raw)))
+    for size in reversed(tensor.shape[1:]):
+        found = [found[at : at + size] for at in range(0, len(found), size or 1)]
+    return found
+
+
+_FACTS: Final[Mapping[str, Callable[[Subject], Any]]] = {
+    "$model": lambda subject: subject.model.name,
+    "$version": lambda subject: subject.model.versions[-1],
+    "$output": lambda subject: _output(subject, 0),
+    "$last_output": lambda subject: _output(subject, -1),
+    "$longer": _longer,
+    "$nested": lambda subject: _nested(_first(subject)),
+    "$ones": lambda subject: [1] * math.prod(_first(subject).shape),
+    "$zeros": lambda subject: _base64(bytes(4 * math.prod(_first(subject).shape))),
+    "$deeper": lambda subject: [*_first(subject).shape, 1],
+    "$other": lambda subject: "INT32" if _first(subject).datatype != "INT32" else "FP32",
+    "$seeded": lambda subject: 1 + subject.seed % 1_000_000,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request.
+
+    Attributes:
+        wire: What is sent.
+        command: What sends the same.
+        is_stream: Its replies are a stream.
+    """
+
+    wire: HttpRequest | GrpcRequest
+    command: str
+    is_stream: bool = False
+
+
+def request_of(step: Mapping[str, Any], subject: Subject) -> Request:
+    """Return the request of a step.
+
+    Raises:
+        CannotAsk: The model has no inference in the form of the step.
+    """
+    write = _http if subject.url.carrier == "http" else _grpc
+    return write(step, subject)
+
+
+def _changed(document: dict[str, Any], step: Mapping[str, Any], subject: Subject) -> dict[str, Any]:
+    for path, value in step.get("set", {}).items():
+        inner, name = _place(document, path)
+        inner[name] = subject.filled(value)
+    for path in step.get("drop", ()):
+        inner, name = _place(document, path)
+        del inner[name]
+    return document
+
+
+def _place(document: Any, path: str) -> tuple[Any, Any]:
+    before: list[Any]
+    *before, last = [int(part) if part.isdigit() else part for part in path.split(".")]
+    for part in before:
+        document = document[part] if isinstance(document, list) else document.setdefault(part, {})
+    return document, last
+
+
+def _http(step: Mapping[str, Any], subject: Subject) -> Request:
+    method = "GET" if "get" in step else "POST"
+    path = step.get("path") or step.get("get") or step.get("post") or "/v2/models/$model/infer"
+    headers, body, tail = dict(step.get("headers", {})), b"", b""
+    if "infer" in step:
+        document, tail = _http_inference(subject.case, step["infer"])
+        body = json.dumps(_changed(document, step, subject)).encode()
+    elif "json" in step:
+        body = json.dumps(_changed(subject.filled(step["json"]), step, subject)).encode()
+    body = step["body"].encode() if "body" in step else body
+    if tail:
+        headers = {"inference-header-content-length": str(len(body))} | headers
+    if method == "POST":
+        kind = "application/octet-stream" if tail else "application/json"
+        headers = {"content-type": kind} | headers
+    headers = {name: value for name, value in headers.items() if value is not None}
+    body += tail + step.get("append", "").encode()
+    body = body[: len(body) - step.get("cut", 0)]
+    path = subject.path(path)
+    wire = HttpRequest(
+        method, path, headers=Headers((*headers.items(), *_texts(subject.headers))), body=(body,)
+    )
+    return Request(wire, _curl(wire, subject, headers, body))
+
+
+def _texts(metadata: Metadata) -> tuple[tuple[str, str], ...]:
+    return tuple((name, value) for name, value in metadata if isinstance(value, str))
+
+
+def _http_inference(case: Case, form: str) -> tuple[dict[str, Any], bytes]:
+    document: dict[str, Any] = {"id": "certify", "inputs": []}
+    tail = b""
+    for at, tensor in enumerate(case.inputs):
+        entry: dict[str, Any] = {
+            "name": tensor.name,
+            "shape": list(tensor.shape),
+            "datatype": tensor.datatype,
+        }
+        if form == "binary" or (form == "mixed" and (not at or tensor.datatype in _NO_JSON)):
+            entry["parameters"] = {"binary_data_size": len(tensor.raw)}
+            tail += tensor.raw
+        elif tensor.datatype in _NO_JSON:
+            raise CannotAsk(f"input {tensor.name!r} is {tensor.datatype}, which JSON does not have")
+        else:
+            entry["data"] = list(map(_json_element, elements_of(tensor.datatype, tensor.raw)))
+        document["inputs"].append(entry)
+    if form == "binary":
+        document["parameters"] = {"binary_data_output": True}
+    return document, tail
+
+
+def _json_element(element: Any) -> Any:
+    if not isinstance(element, bytes):
+        return element
+    try:
+        return element.decode()
+    except UnicodeDecodeError as error:
+        raise CannotAsk("JSON does not have elements that are no text") from error
+
+
+def _curl(wire: HttpRequest, subject: Subject, headers: Mapping[str, str], body: bytes) -> str:
+    url = subject.url
+    server = f"http{'s' * url.tls}://{url.authority}"
+    words = ["curl", "-s", "-i"]
+    if url.socket:
+        server = "http://localhost"
+        words += ["--unix-socket", url.socket]
+    words += [f"{server}{url.path}{wire.path}"]
+    for name, value in headers.items():
+        words += ["-H", f"{name}: {value}"]
+    if wire.method == "GET":
+        return shlex.join(words)
+    if body.isascii() and b"\0" not in body:
+        return shlex.join([*words, "--data-binary", body.decode()])
+    octal = "".join(chr(byte) if byte in _PLAIN else f"\\{byte:03o}" for byte in body)
+    return f"printf '{octal}' | {shlex.join([*words, '--data-binary', '@-'])}"
+
+
+def _grpc(step: Mapping[str, Any], subject: Subject) -> Request:
+    is_stream = bool(step.get("stream"))
+    method = step.get("call") or ("ModelStreamInfer" if is_stream else "ModelInfer")
+    document = _grpc_inference(subject, step["infer"]) if "infer" in step else {}
+    document |= subject.filled(step.get("message", {}))
+    document = _changed(document, step, subject)
+    message = b""
+    if document:
+        kind = message_class("oip", f"inference.{'ModelInfer' if is_stream else method}Request")
+        message = json_format.ParseDict(document, kind()).SerializeToString()
+    wire = GrpcRequest(f"/{SERVICE}/{method}", (message,), subject.headers)
+    return Request(wire, _grpcurl(method, document, subject.url), is_stream)
+
+
+def _grpc_inference(subject: Subject, form: str) -> dict[str, Any]:
+    document: dict[str, Any] = {"model_name": subject.model.name, "id": "certify", "inputs": []}
+    for tensor in subject.case.inputs:
+        entry: dict[str, Any] = {
+            "name": tensor.name,
+            "datatype": tensor.datatype,
+            "shape": list(tensor.shape),
+        }
+        if form == "raw":
+            document.setdefault("raw_input_contents", []).append(_base64(tensor.raw))
+        elif tensor.datatype not in CONTENTS:
+            raise CannotAsk(f"input {tensor.name!r} is {tensor.datatype}: it has no typed contents")
+        else:
+            elements = map(_message_element, elements_of(tensor.datatype, tensor.raw))
+            entry["contents"] = {CONTENTS[tensor.datatype]: list(elements)}
+        document["inputs"].append(entry)
+    return document
+
+
+def _message_element(element: Any) -> Any:
+    if isinstance(element, bytes):
+        return _base64(element)
+    if isinstance(element, float) and element - element != 0:  # NaN or an infinity
+        return {"inf": "Infinity", "-inf": "-Infinity"}.get(str(element), "NaN")
+    return element
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")
+
+
+def _grpcurl(method: str, document: Mapping[str, Any], url: Url) -> str:
+    words = ["grpcurl", *([] if url.tls else ["-plaintext"])]
+    words += [*(["-unix"] if url.socket else []), "-d", json.dumps(document)]
+    return shlex.join([*words, url.socket or url.authority, f"{SERVICE}/{method}"])

@@ -1,0 +1,218 @@
+"""Rules of protocols, as data: what is asked, which answers are allowed, and who says so.
+
+`<protocol>_<carrier>.yaml` in this folder has the rules of one protocol over one carrier:
+
+```yaml
+rules:
+- id: infer.$kind.binary         # the stable name; its first part is the group
+  says: An inference in this form returns these values, to the bit.
+  source: who says so, such as inference_rest.md, line 244; or two servers that showed it
+  each: {kind: [FP16, BF16]}         # one rule for each value; `$kind` is replaced in all texts
+  needs: {identity: true}            # see below; without what it needs, nothing can be told
+  open: why                          # the specification leaves it open: it is never a fault
+  steps: [...]                       # several requests, or the keys of a single one beside `id`
+```
+
+A request over HTTP has one of `get: PATH`, `post: PATH` (with `json`, or the text `body`) or
+`infer: json`, or `binary` or `mixed`: an inference of the chosen model in that form. Over gRPC it
+has `call: METHOD` (with `message`, in the JSON form of protobuf) or `infer: raw` or `contents`;
+`stream: true` sends it over a stream. These change it:
+
+- `values`: which values the inputs have (`values.yaml`), `plain` by default.
+- `set: {PATH: VALUE}` and `drop: [PATH]`: members of the JSON or the message, as `inputs.0.shape`.
+- over HTTP `path`, `headers`, `append` (text behind the body) and `cut` (bytes that its end lacks).
+
+`answer` is one allowed answer, or a list of them; each has
+
+- `status`: `200`, `4xx`, `NOT_FOUND`, or a list. Needed.
+- `body`: a pattern of the JSON or the message. An object must have the named members, those with
+  `?` only where the reply has them; the items of a list match `[PATTERN]`, and one of them
+  `{$some: PATTERN}`; `$string`, `$filled` (no empty text), `$number`, `$boolean`, `$object`,
+  `$datatype`, `$size` and `$absent` are kinds of values; anything else must be equal.
+- `headers`: regular expressions by name.
+- `outputs`: `declared` (as the model's metadata say), `known` (these bits, too) or `classes`.
+- `form`: `json`, `binary`, `raw` or `contents`: how the outputs come.
+- `names`: the outputs that come, and no others.
+
+Texts that begin with `$` are facts: `$model`, `$version`, `$output`, `$last_output`, a number as
+`$seeded`, and of the first input `$nested` (its data), `$longer` (its shape with one more in the
+last dimension), `$deeper` (with one more dimension), `$other` (another datatype), and `$ones`, or
+raw `$zeros`, of that.
+
+`needs`: `model` (any), `known` (a model with a known answer), `identity`, `datatype`, `first` (the
+datatype of the first input), `variable` (a dimension), `matrix` (two dimensions), `version`,
+`inputs` (at least so many), `sequence`, `decoupled`, `extension` (whose absence from the server's
+list excuses a difference), `control` and `hurt` (flags of the command), `every` (asked of each
+model).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from typing import Any, Final
+
+import yaml
+
+_ANSWER_KEYS: Final = {"status", "body", "headers", "outputs", "form", "names"}
+_STEP_KEYS: Final = {
+    *("get", "post", "json", "body", "infer", "call", "message", "stream", "values"),
+    *("set", "drop", "path", "headers", "append", "cut", "answer"),
+}
+_RULE_KEYS: Final = {"id", "says", "source", "each", "needs", "open", "steps"}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One allowed answer; see the text of the module."""
+
+    status: tuple[str, ...]
+    body: Any = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    outputs: str = ""
+    form: str = ""
+    names: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One request, and the answers that are allowed."""
+
+    request: Mapping[str, Any]
+    answers: tuple[Answer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One rule.
+
+    Attributes:
+        says: What it expects, in words.
+        open: Why the specification leaves it open; "" for a rule that servers must keep.
+    """
+
+    id: str
+    says: str
+    source: str
+    steps: tuple[Step, ...]
+    needs: Mapping[str, Any] = field(default_factory=dict)
+    open: str = ""
+
+    @property
+    def group(self) -> str:
+        """The first part of the id."""
+        return self.id.partition(".")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class KnownDifference:
+    """What is known of one kind of servers.
+
+    Attributes:
+        server: A part of the name that the server gives itself, in lower case.
+        rules: The ids of rules, or groups.
+        what: What the server does.
+        gateway: What the gateway does about it.
+    """
+
+    server: str
+    rules: Sequence[str]
+    what: str
+    gateway: str
+
+
+def is_named(rule: str, names: Sequence[str]) -> bool:
+    """Return whether one of *names* is the id of a rule, or the part of it before a dot."""
+    return any(rule == name or rule.startswith(f"{name}.") for name in names)
+
+
+@cache
+def load_rules(protocol: str) -> tuple[Rule, ...]:
+    """Return the rules of a protocol such as `oip+http`.
+
+    Raises:
+        LookupError: There are none.
+    """
+    file = files(__package__).joinpath(f"{protocol.replace('+', '_')}.yaml")
+    if not file.is_file():
+        raise LookupError(f"there are no rules of {protocol!r}; expected oip+http or oip+grpc")
+    return parse_rules(file.read_text("utf-8"))
+
+
+def load_data(name: str) -> Any:
+    """Return the values of a file of this package."""
+    return yaml.safe_load(files(__package__).joinpath(name).read_text("utf-8"))
+
+
+@cache
+def known_differences() -> tuple[KnownDifference, ...]:
+    """Return what is known of real servers."""
+    return tuple(KnownDifference(**each) for each in load_data("known.yaml"))
+
+
+def parse_rules(text: str) -> tuple[Rule, ...]:
+    """Return the rules of a file.
+
+    Raises:
+        ValueError: A key is unknown or missing, or an id occurs twice.
+    """
+    rules = tuple(rule for entry in yaml.safe_load(text)["rules"] for rule in _rules(entry))
+    ids = [rule.id for rule in rules]
+    for rule in ids:
+        if ids.count(rule) > 1:
+            raise ValueError(f"the rule {rule!r} occurs twice")
+    return rules
+
+
+def _rules(entry: Mapping[str, Any]) -> Iterator[Rule]:
+    each = entry.get("each")
+    if each is None:
+        yield _rule(entry)
+        return
+    ((name, values),) = each.items()
+    for value in values:
+        yield _rule(_replaced(entry, f"${name}", value))
+
+
+def _replaced(value: Any, name: str, by: str) -> Any:
+    if isinstance(value, str):
+        return value.replace(name, by)
+    if isinstance(value, Mapping):
+        return {key: _replaced(inner, name, by) for key, inner in value.items()}
+    return [_replaced(inner, name, by) for inner in value] if isinstance(value, list) else value
+
+
+def _rule(entry: Mapping[str, Any]) -> Rule:
+    name = entry["id"].lower()
+    single = {key: value for key, value in entry.items() if key not in _RULE_KEYS}
+    steps = entry.get("steps") or [single]
+    if entry.get("steps") and single:
+        raise ValueError(f"the rule {name!r} has steps, and {sorted(single)} beside them")
+    missing = {"says", "source"} - entry.keys()
+    if missing:
+        raise ValueError(f"the rule {name!r} has no {sorted(missing)}")
+    return Rule(
+        name,
+        entry["says"],
+        entry["source"],
+        tuple(_step(name, step) for step in steps),
+        entry.get("needs", {}),
+        entry.get("open", ""),
+    )
+
+
+def _step(rule: str, step: Mapping[str, Any]) -> Step:
+    if unknown := step.keys() - _STEP_KEYS:
+        raise ValueError(f"the rule {rule!r} has the unknown keys {sorted(unknown)}")
+    answers = step["answer"]
+    found = answers if isinstance(answers, list) else [answers]
+    request = {key: value for key, value in step.items() if key != "answer"}
+    return Step(request, tuple(_answer(rule, answer) for answer in found))
+
+
+def _answer(rule: str, answer: Mapping[str, Any]) -> Answer:
+    if unknown := answer.keys() - _ANSWER_KEYS:
+        raise ValueError(f"an answer of the rule {rule!r} has the unknown keys {sorted(unknown)}")
+    status = answer["status"]
+    statuses = status if isinstance(status, list) else [status]
+    return Answer(**{**answer, "status": tuple(map(str, statuses))})

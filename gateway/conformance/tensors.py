@@ -1,0 +1,244 @@
+"""Models of a server, the values that rules send to them, and what must come back, to the bit.
+
+Elements are converted here once more, apart from the codecs: these read what servers send
+leniently, and would hide a fault.
+"""
+
+import json
+import math
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gateway.cli.tensors import tensor_of
+from gateway.conformance.rules import load_data
+from gateway.ir.datatypes import Datatype, bf16_of_fp32, fp32_of_bf16
+from gateway.ir.errors import GatewayError
+from gateway.ir.tensor import as_raw
+
+BYTES: Final = "BYTES"
+NAMES: Final = frozenset(each.name for each in Datatype)
+_FLOATS: Final = frozenset({"FP16", "BF16", "FP32", "FP64"})
+_MOST_CASES: Final = 8
+
+
+class Declared(NamedTuple):
+    """An input or an output as the server's metadata have it; -1 is a variable dimension."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor; its elements are little-endian, those of BYTES with their lengths."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    raw: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Inputs, and the outputs that must come back; none where the answer is not known."""
+
+    inputs: tuple[Tensor, ...] = ()
+    outputs: tuple[Tensor, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model of the server.
+
+    Attributes:
+        expect: `identity`, `sum`, or the path of a file with inputs and outputs; "" if nothing is
+            known of its answers.
+        fault: Why its metadata cannot be read; "" if they can.
+    """
+
+    name: str
+    versions: tuple[str, ...] = ()
+    inputs: tuple[Declared, ...] = ()
+    outputs: tuple[Declared, ...] = ()
+    config: Mapping[str, Any] = field(default_factory=dict)
+    expect: str = ""
+    fault: str = ""
+
+    def cases(self, values: str, datatype: str, seed: int, *, empty: bool = False) -> list[Case]:
+        """Return the inferences that try the values of a set for one datatype; "" for all.
+
+        Raises:
+            ValueError: A file is wrong, the model has no sum, or an input has no such values.
+        """
+        if self.expect not in {"", "identity", "sum"}:
+            return [_case_of_file(Path(self.expect))]
+        if self.expect != "identity":
+            values, datatype = "plain", ""
+        sent = [
+            _tensors(
+                each, values if datatype in {"", each.datatype} else "plain", seed, empty=empty
+            )
+            for each in self.inputs
+        ]
+        most = max(map(len, sent), default=0)
+        rows = [tuple(each[at % len(each)] for each in sent) for at in range(most)]
+        return [Case(row, self._expected(row)) for row in rows[:_MOST_CASES]]
+
+    def _expected(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        if not self.expect:
+            return ()
+        names = [each.name for each in self.outputs]
+        if self.expect == "identity":
+            return tuple(
+                replace(each, name=name) for name, each in zip(names, inputs, strict=False)
+            )
+        first = inputs[0]
+        if len({(each.datatype, each.shape) for each in inputs}) != 1 or first.datatype == BYTES:
+            raise ValueError(f"model {self.name!r} has no sum of its inputs")
+        arrays = [_array(each.datatype, each.raw) for each in inputs]
+        # The values of the set are small: no sum is rounded or wraps.
+        total = sum(arrays[1:], arrays[0])
+        return (Tensor(names[0], first.datatype, first.shape, _raw(first.datatype, total)),)
+
+
+@cache
+def _sets() -> Mapping[str, Mapping[str, Sequence[Any]]]:
+    sets: Mapping[str, Mapping[str, Sequence[Any]]] = load_data("values.yaml")
+    return sets
+
+
+def has_values(name: str, datatype: str) -> bool:
+    """Return whether a set has values of a datatype."""
+    return datatype in _sets()[name]
+
+
+def _tensors(declared: Declared, values: str, seed: int, *, empty: bool) -> list[Tensor]:
+    """Return as many tensors of an input as it takes to send each value of a set once."""
+    name, datatype, shape = declared
+    elements = list(_sets()[values].get(datatype) or _sets()["plain"].get(datatype) or ())
+    if not elements:
+        raise ValueError(f"input {name!r} has the datatype {datatype!r}")
+    if values == "plain":
+        random.Random(seed).shuffle(elements)  # noqa: S311  # no secret
+    dims = [1 if size < 0 else size for size in shape]
+    # The first of several dimensions is probably a batch, whose size has a limit.
+    free = [at for at, size in enumerate(shape) if size < 0 and (at or len(shape) == 1)]
+    if free:
+        dims[free[-1]] = 0 if empty else -(-len(elements) // max(1, math.prod(dims)))
+    elif empty:
+        raise ValueError(f"input {name!r} has no dimension that can be empty")
+    size = math.prod(dims)
+    return [
+        Tensor(name, datatype, tuple(dims), _packed(datatype, elements, start, size))
+        for start in range(0, len(elements), size or len(elements))
+    ]
+
+
+def _packed(datatype: str, elements: Sequence[Any], start: int, size: int) -> bytes:
+    chosen = [elements[(start + at) % len(elements)] for at in range(size)]
+    if datatype == BYTES:
+        return b"".join(_item(bytes.fromhex(each)) for each in chosen)
+    kind = f"<u{Datatype(datatype).numpy_dtype.itemsize}" if datatype in _FLOATS else None
+    return np.array(chosen, kind or Datatype(datatype).numpy_dtype).tobytes()
+
+
+def _case_of_file(path: Path) -> Case:
+    """Return what a file has: `inputs` and `outputs` as in the JSON of Open Inference.
+
+    Raises:
+        ValueError: It cannot be read, or a tensor is wrong.
+    """
+    try:
+        found = json.loads(path.read_text("utf-8"))
+        return Case(*(tuple(map(_of_json, found[key])) for key in ("inputs", "outputs")))
+    except (OSError, ValueError, LookupError, TypeError, GatewayError) as error:
+        raise ValueError(
+            f"{path} has no 'inputs' and 'outputs' of Open Inference: {error}"
+        ) from error
+
+
+def _of_json(entry: Mapping[str, Any]) -> Tensor:
+    shape = tuple(entry["shape"])
+    made = tensor_of(entry["name"], entry["data"], Datatype(entry["datatype"]), shape)
+    return Tensor(entry["name"], entry["datatype"], shape, bytes(as_raw(made)))
+
+
+def elements_of(datatype: str, raw: bytes) -> list[Any]:
+    """Return the elements of raw data: numbers, truth values, or bytes.
+
+    Raises:
+        ValueError: The data end within an element.
+    """
+    if datatype == BYTES:
+        return list(_items(raw))
+    if len(raw) % Datatype(datatype).numpy_dtype.itemsize:
+        raise ValueError(f"{len(raw)} bytes are no whole number of elements of {datatype}")
+    found: list[Any] = _array(datatype, raw).tolist()
+    return found
+
+
+def raw_of(datatype: str, elements: Sequence[Any]) -> bytes:
+    """Return elements of JSON or of a message as raw data.
+
+    Raises:
+        ValueError: An element is none of the datatype.
+    """
+    for at, element in enumerate(elements):
+        if not _fits(datatype, element):
+            shown = json.dumps(element, default=repr)[:40]
+            raise ValueError(f"element {at} is {shown}, which is no {datatype}")
+    if datatype == BYTES:
+        # Bytes that are no text came as surrogates; see `replies`.
+        texts = (
+            e.encode("utf-8", "surrogateescape") if isinstance(e, str) else e for e in elements
+        )
+        return b"".join(map(_item, texts))
+    with np.errstate(over="ignore"):
+        kind = Datatype(datatype).numpy_dtype
+        made = np.array(elements, np.float64 if datatype in _FLOATS else kind)
+        return _raw(datatype, made.astype(np.float32 if datatype == "BF16" else kind))
+
+
+def _fits(datatype: str, element: Any) -> bool:
+    if datatype == BYTES:
+        return isinstance(element, str | bytes)
+    if datatype == "BOOL" or isinstance(element, bool):
+        return datatype == "BOOL" and isinstance(element, bool)
+    if datatype in _FLOATS:
+        return isinstance(element, int | float)
+    bounds = np.iinfo(Datatype(datatype).numpy_dtype)
+    return isinstance(element, int) and bounds.min <= element <= bounds.max
+
+
+def _array(datatype: str, raw: bytes) -> npt.NDArray[Any]:
+    array = np.frombuffer(raw, Datatype(datatype).numpy_dtype)
+    return fp32_of_bf16(array) if datatype == "BF16" else array
+
+
+def _raw(datatype: str, array: npt.NDArray[Any]) -> bytes:
+    if datatype == "BF16":
+        array = bf16_of_fp32(array)
+    return array.astype(Datatype(datatype).numpy_dtype).tobytes()
+
+
+def _item(data: bytes) -> bytes:
+    return len(data).to_bytes(4, "little") + data
+
+
+def _items(raw: bytes) -> Iterator[bytes]:
+    at = 0
+    while at < len(raw):
+        size = int.from_bytes(raw[at : at + 4], "little")
+        end = at + 4 + size
+        if len(raw) < end or len(raw) < at + 4:
+            raise ValueError(f"an element of BYTES at byte {at} needs {size} bytes: too many")
+        yield raw[at + 4 : end]
+        at = end
