@@ -338,7 +338,9 @@ class _Asker:
         infers = any("infer" in step.request for step in rule.steps)
         values = {step.request.get("values", "plain") for step in rule.steps} - {"plain", "empty"}
         if not infers:  # what is wrong with its metadata is what such a rule finds out
-            return bool(model.versions) or "version" not in needs
+            return bool(model.versions or "version" not in needs) and bool(
+                model.expect or "known" not in needs
+            )
         return not model.fault and all(
             (
                 model.expect or not needs.keys() & {"known", "identity", "datatype"},
@@ -392,7 +394,7 @@ class _Asker:
         for step in rule.steps:
             values = step.request.get("values", "plain")
             cases = [Case()]
-            if model.name:
+            if "infer" in step.request:
                 cases = model.cases(
                     "plain" if values == "empty" else values,
                     rule.needs.get("datatype", ""),
@@ -417,7 +419,11 @@ class _Asker:
             text = f"the server does not announce {extension!r}: {wrong}"
             return _Judged(Verdict.CANNOT_TELL, text, request)
         is_valid = any(each in {"200", "OK"} for answer in step.answers for each in answer.status)
-        if "infer" in step.request and is_valid and not model.expect and not replies[-1].is_success:
+        if (
+            "infer" in step.request
+            and is_valid
+            and not (model.expect or (replies and replies[-1].is_success))
+        ):
             text = f"model {model.name!r} may not take the values that were made for it: {wrong}"
             return _Judged(Verdict.CANNOT_TELL, text, request)
         return _Judged(Verdict.DIFFERS, wrong, request)

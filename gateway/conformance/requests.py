@@ -142,12 +142,16 @@ def request_of(step: Mapping[str, Any], subject: Subject) -> Request:
 
 
 def _changed(document: dict[str, Any], step: Mapping[str, Any], subject: Subject) -> dict[str, Any]:
-    for path, value in step.get("set", {}).items():
-        inner, name = _place(document, path)
-        inner[name] = subject.filled(value)
-    for path in step.get("drop", ()):
-        inner, name = _place(document, path)
-        del inner[name]
+    path = ""
+    try:
+        for path, value in step.get("set", {}).items():
+            inner, name = _place(document, path)
+            inner[name] = subject.filled(value)
+        for path in step.get("drop", ()):
+            inner, name = _place(document, path)
+            del inner[name]
+    except LookupError as error:
+        raise CannotAsk(f"a request to model {subject.model.name!r} has no {path!r}") from error
     return document
 
 

@@ -1,0 +1,72 @@
+"""`gateway certify` before servers of known quality: one without a fault, and many with one each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from gateway.conformance.certify import certify_server
+from gateway.conformance.findings import Findings, Verdict
+from gateway.conformance.rules import load_rules
+from tests.conformance.faults import FAULTS
+from tests.conformance.faulty_server import EXPECT, MODELS, Fault, FaultyServer, running
+
+CARRIERS = ("http", "grpc")
+UNTOLD = {"metadata.statistics", "repository.load", "repository.load.unknown"}
+"""What cannot be told of the server without a fault: it has no statistics, and nothing is changed."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[FaultyServer]:
+    with running() as server:
+        yield server
+
+
+async def certify(
+    server: FaultyServer, carrier: str, only: Sequence[str] = (), within_s: float = 60
+) -> Findings:
+    url = f"oip+{carrier}://{getattr(server, carrier)}"
+    return await certify_server(
+        url, models=list(MODELS), expect=EXPECT, only=only, most_s=within_s, timeout_s=within_s / 4
+    )
+
+
+def rules(findings: Findings, verdict: Verdict) -> set[str]:
+    return {each.rule for each in findings.rules if each.verdict is verdict}
+
+
+@pytest.mark.parametrize("carrier", CARRIERS)
+async def test_a_server_without_a_fault_keeps_each_rule(server: FaultyServer, carrier: str) -> None:
+    """No rule differs, and nearly each can be told; a second run finds the same, to the letter."""
+    first, second = await certify(server, carrier), await certify(server, carrier)
+    assert [] == [each for each in first.rules if each.verdict is Verdict.DIFFERS]
+    assert rules(first, Verdict.CANNOT_TELL) == UNTOLD
+    assert rules(first, Verdict.SAYS_NOTHING) <= {
+        each.id for each in load_rules(f"oip+{carrier}") if each.open
+    }
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    "fault", [each for each in FAULTS if each.rules], ids=lambda fault: fault.name
+)
+async def test_a_fault_is_found_by_its_rule(server: FaultyServer, fault: Fault) -> None:
+    """A server with one fault differs in the rules that forbid it."""
+    with server.breaking(fault):
+        found = await certify(server, fault.carrier, fault.rules, within_s=4)
+    assert set(fault.rules) <= rules(found, Verdict.DIFFERS), found.rules
+
+
+@pytest.mark.parametrize(
+    "fault", [each for each in FAULTS if not each.rules], ids=lambda fault: fault.name
+)
+async def test_a_server_that_stops_to_reply_keeps_nothing(
+    server: FaultyServer, fault: Fault
+) -> None:
+    """One that hangs, closes, floods or sends no HTTP ends within the limits, and prints nothing raw."""
+    with server.breaking(fault):
+        group = "streams.one" if fault.point == "stream" else "infer"
+        found = await certify(server, fault.carrier, (group,), within_s=1)
+    assert set() == rules(found, Verdict.KEEPS)
+    assert all(each.found.isprintable() for each in found.rules)
