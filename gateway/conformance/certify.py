@@ -34,16 +34,16 @@ MOST_S: Final = 120.0
 MOST_IN_FLIGHT: Final = 16
 _MOST_BYTES: Final = 16 << 20
 _MOST_REPLIES: Final = 1000
-_MOST_MODELS: Final = 8
+_MOST_MODELS: Final = 32
 _MOST_ASKED: Final = 3
 _MOST_TEXTS: Final = 3
 _SHOWN: Final = 400
 
 _WANTED: Final = {
-    "first": "with a first input of this datatype, and a known answer",
+    "datatype": "with an input of {} whose answer is known: --model NAME --expect identity",
+    "first": "whose first input is {} and whose answer is known: --model NAME --expect identity",
     "known": "whose answer is known: --model NAME --expect identity",
     "identity": "that returns its inputs: --model NAME --expect identity",
-    "datatype": "with an input of this datatype, and a known answer",
     "matrix": "of matrices that returns its inputs: --model NAME --expect identity",
     "variable": "with an input of variable size",
     "version": "that names its versions",
@@ -95,7 +95,7 @@ async def certify_server(  # noqa: PLR0913  # keyword-only, but for the first
 
     Args:
         url: The server.
-        models: The models to ask about; those of the server's index by default.
+        models: Ask only about these; those of the server's index by default, and of *expect*.
         expect: What models return, by name: `identity`, `sum`, or the path of a file.
         control: Ask what loads and unloads models, too.
         hurt: Ask what harms some servers, too.
@@ -208,7 +208,7 @@ class _Line:
                 raise _CannotTell(text.replace("end", "reply")) from None
             except GatewayError as error:
                 raise _CannotTell(visible(error.message, _SHOWN)) from error
-            return replies, ""
+            return replies or [Reply("nothing")], ""
 
     async def _collect(self, wire: Any, deadline: float, replies: list[Reply]) -> None:
         async with aclosing(self._client.stream(wire, deadline=deadline)) as stream:
@@ -246,12 +246,19 @@ class _Asker:
         if not isinstance(document, dict) or not reply.is_success:
             self.server = _Server(fault=f"no metadata of Open Inference: {reply.text()}")
             return
-        found = list(dict.fromkeys((*names, *expect))) or await self._index(steps["index"])
+        found = dict.fromkeys((*names, *expect))
+        if all(name in expect for name in found):
+            found |= dict.fromkeys(await self._index(steps["index"]))
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(self._model(steps, name, expect))
+                for name in list(found)[:_MOST_MODELS]
+            ]
         self.server = _Server(
             _text(document.get("name")),
             _text(document.get("version")),
             tuple(map(_text, _list(document.get("extensions")))),
-            tuple([await self._model(steps, name, expect) for name in found[:_MOST_MODELS]]),
+            tuple(task.result() for task in tasks),
         )
 
     async def _index(self, steps: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -324,10 +331,17 @@ class _Asker:
         models = [each for each in self.server.models if self._fits(rule, each)]
         if needs_model and not models:
             return self._finding(rule, _Judged(Verdict.CANNOT_TELL, self._nothing_fits(rule)))
-        models.sort(key=lambda model: not model.expect)
-        most = _MOST_ASKED if rule.needs.get("every") else 1
-        asked = models[:most] if needs_model else [Model("")]
-        judged = [await self._judge(rule, model) for model in asked]
+        outputs = rule.needs.get("outputs", 0)
+        models.sort(key=lambda model: (not model.expect, len(model.outputs) < outputs))
+        judged: list[_Judged] = []
+        for model in models[:_MOST_ASKED] if needs_model else [Model("")]:
+            try:
+                judged.append(await self._judge(rule, model))
+            except CannotAsk as error:  # perhaps of the next one
+                judged.append(_Judged(Verdict.CANNOT_TELL, visible(str(error), _SHOWN)))
+            else:
+                if not rule.needs.get("every"):
+                    break
         order = (Verdict.DIFFERS, Verdict.KEEPS, Verdict.CANNOT_TELL)
         return self._finding(rule, min(judged, key=lambda each: order.index(each.verdict)))
 
@@ -363,9 +377,10 @@ class _Asker:
         faults = [f"model {each.name!r}: {each.fault}" for each in self.server.models if each.fault]
         if len(faults) == len(self.server.models):
             return visible(faults[0], _SHOWN)
-        wanted = next(
-            (text for name, text in _WANTED.items() if name in rule.needs), "to infer with"
-        )
+        texts = [
+            text.format(rule.needs[name]) for name, text in _WANTED.items() if name in rule.needs
+        ]
+        wanted = (*texts, "to infer with")[0]
         return f"there is no model {wanted}"
 
     async def _judge(self, rule: Rule, model: Model) -> _Judged:
@@ -373,20 +388,29 @@ class _Asker:
             self._subject, model=model, seed=crc32(f"{self._subject.seed} {rule.id}".encode())
         )
         request, text = "", ""
+        replies: list[Reply] = []
         try:
             for step, case in self._requests(rule, model):
                 made = request_of(step.request, replace(subject, case=case))
                 request = made.command
                 replies, endless = await self._line.send(made)
                 wrong = _wrong(step, replies, endless, replace(subject, case=case))
-                text = replies[-1].text() if replies else "no reply"
+                text = replies[-1].text()
                 if wrong:
                     return self._weighed(
                         rule, model, step, replies, "; ".join(wrong[:_MOST_TEXTS]), request
                     )
-        except (_CannotTell, CannotAsk, ValueError) as error:
+        except (_CannotTell, ValueError) as error:
             return _Judged(Verdict.CANNOT_TELL, visible(str(error), _SHOWN), request)
+        if not self._knows(rule, replies):
+            return _Judged(Verdict.CANNOT_TELL, f"the server does not announce it: {text}", request)
         return _Judged(Verdict.KEEPS, text, request)
+
+    def _knows(self, rule: Rule, replies: Sequence[Reply]) -> bool:
+        """Return whether a server knows the extension of a rule: it says so, or shows it."""
+        needed = rule.needs.get("understood")
+        shows = replies[-1].is_success
+        return needed is None or shows or needed in self.server.extensions
 
     def _requests(self, rule: Rule, model: Model) -> list[tuple[Step, Case]]:
         """Return the steps with what they send: a single step sends all values of its set."""
@@ -415,8 +439,9 @@ class _Asker:
     ) -> _Judged:
         """Return what a difference means."""
         extension = rule.needs.get("extension")
-        if extension is not None and extension not in self.server.extensions:
-            text = f"the server does not announce {extension!r}: {wrong}"
+        is_unknown = extension is not None and extension not in self.server.extensions
+        if is_unknown or not self._knows(rule, replies):
+            text = f"the server does not announce the extension: {wrong}"
             return _Judged(Verdict.CANNOT_TELL, text, request)
         is_valid = any(each in {"200", "OK"} for answer in step.answers for each in answer.status)
         if (
@@ -444,8 +469,6 @@ class _Asker:
 def _wrong(step: Step, replies: Sequence[Reply], endless: str, subject: Asked) -> list[str]:
     """Return how the replies differ from the answers of a step; nothing for one of them."""
     found: list[str] = [endless] if endless else []
-    if not replies:
-        return ["no reply"]
     for reply in replies:
         tried = [(answer, mismatches(answer, reply, subject)) for answer in step.answers]
         if all(wrong for _, wrong in tried):

@@ -22,7 +22,11 @@ def certify(  # noqa: PLR0913, PLR0917  # one for each flag
     url: Annotated[str, typer.Argument(metavar="URL", help="The server.")],
     models: Annotated[
         list[str] | None,
-        typer.Option("--model", metavar="NAME", help="Ask about this model; repeatable."),
+        typer.Option(
+            "--model",
+            metavar="NAME",
+            help="Ask about this model only, unless --expect is given; repeatable.",
+        ),
     ] = None,
     expect: Annotated[
         list[str] | None,
@@ -92,6 +96,8 @@ def certify(  # noqa: PLR0913, PLR0917  # one for each flag
         fail(str(error.args[0]), WRONG_USAGE)
     except (ValueError, OSError) as error:
         fail(reason_of(error), WRONG_USAGE)
+    if found.rules and set(found.counts()) == {Verdict.CANNOT_TELL}:
+        fail(f"nothing can be told of {found.subject.url}: {found.rules[0].found}", WRONG_USAGE)
     print_text(format_table(_HEAD, [(each.rule, each.verdict, each.found) for each in found.rules]))
     raise typer.Exit(status_of(found))
 

@@ -156,11 +156,10 @@ def _changed(document: dict[str, Any], step: Mapping[str, Any], subject: Subject
 
 
 def _place(document: Any, path: str) -> tuple[Any, Any]:
-    before: list[Any]
-    *before, last = [int(part) if part.isdigit() else part for part in path.split(".")]
-    for part in before:
-        document = document[part] if isinstance(document, list) else document.setdefault(part, {})
-    return document, last
+    keys: list[Any] = [int(part) if part.isdigit() else part for part in path.split(".")]
+    for key in keys[:-1]:
+        document = document[key] if isinstance(document, list) else document.setdefault(key, {})
+    return document, keys[-1]
 
 
 def _http(step: Mapping[str, Any], subject: Subject) -> Request:

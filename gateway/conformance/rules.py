@@ -24,7 +24,7 @@ has `call: METHOD` (with `message`, in the JSON form of protobuf) or `infer: raw
 
 `answer` is one allowed answer, or a list of them; each has
 
-- `status`: `200`, `4xx`, `NOT_FOUND`, or a list. Needed.
+- `status`: `200`, `4xx`, `NOT_FOUND`, `nothing` (a stream that ends at once), or a list. Needed.
 - `body`: a pattern of the JSON or the message. An object must have the named members, those with
   `?` only where the reply has them; the items of a list match `[PATTERN]`, and one of them
   `{$some: PATTERN}`; `$string`, `$filled` (no empty text), `$number`, `$boolean`, `$object`,
@@ -41,9 +41,10 @@ raw `$zeros`, of that.
 
 `needs`: `model` (any), `known` (a model with a known answer), `identity`, `datatype`, `first` (the
 datatype of the first input), `variable` (a dimension), `matrix` (two dimensions), `version`,
-`inputs` (at least so many), `sequence`, `decoupled`, `extension` (whose absence from the server's
-list excuses a difference), `control` and `hurt` (flags of the command), `every` (asked of each
-model).
+`inputs` (at least so many), `outputs` (if there is such a model), `sequence`, `decoupled`;
+`extension`, whose absence from the server's list excuses a difference; `understood`, the same but
+where a success shows that the server knows it; `control` and `hurt` (flags of the command); `every`
+(asked of several models).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
