@@ -364,7 +364,7 @@ class _Asker:
                 "matrix" not in needs or (kinds and len(model.inputs[0].shape) > 1),
                 model.versions or "version" not in needs,
                 len(kinds) >= needs.get("inputs", 0),
-                bool(config.get("sequence_batching")) == ("sequence" in needs),
+                (config.get("sequence_batching") is not None) == ("sequence" in needs),
                 bool(policy.get("decoupled")) == ("decoupled" in needs),
                 needs.get("first", "") in {"", *kinds[:1]},
                 all(has_values(name, needs.get("datatype") or (*kinds, "")[0]) for name in values),

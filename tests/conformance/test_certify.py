@@ -11,10 +11,32 @@ from gateway.conformance.findings import Findings, Verdict
 from gateway.conformance.rules import load_rules
 from tests.conformance.faults import FAULTS
 from tests.conformance.faulty_server import EXPECT, MODELS, Fault, FaultyServer, running
+from tests.integration import asking_kit
 
 CARRIERS = ("http", "grpc")
 UNTOLD = {"metadata.statistics", "repository.load", "repository.load.unknown"}
 """What cannot be told of the server without a fault: it has no statistics, and nothing is changed."""
+
+OURS = """
+version: 1
+listeners:
+  - http: "127.0.0.1:0"
+    grpc: "127.0.0.1:0"
+    transport: %s
+    options: {oip: {repository_index: true, model_configuration: true, model_control: true, statistics: gateway}}
+admin: {address: null, metrics: null}
+lifecycle: {drain: 1s}
+models:
+  copy: {backend: python, options: {callable: "tests.conformance.models:copy"}}
+  halves: {backend: python, options: {callable: "tests.conformance.models:halves"}}
+  matrix: {backend: python, options: {callable: "tests.conformance.models:matrix"}}
+  sum: {backend: python, options: {callable: "gateway.backends.examples:simple"}}
+  repeat: {backend: python, options: {callable: "gateway.backends.examples:repeat_stream"}}
+  running:
+    backend: python
+    options: {callable: "gateway.backends.examples:SequenceSum"}
+    signature: {stateful: true}
+"""
 
 
 @pytest.fixture(scope="module")
@@ -70,3 +92,15 @@ async def test_a_server_that_stops_to_reply_keeps_nothing(
         found = await certify(server, fault.carrier, (group,), within_s=1)
     assert set() == rules(found, Verdict.KEEPS)
     assert all(each.found.isprintable() for each in found.rules)
+
+
+@pytest.mark.parametrize("carrier", CARRIERS)
+@pytest.mark.parametrize("transport", ["native", "reference"])
+async def test_our_own_frontends_keep_each_rule(transport: str, carrier: str) -> None:
+    """The gateway before models in its process is asked each rule, and none is left out."""
+    async with asking_kit.running(OURS % transport) as gateway:
+        url = f"oip+{carrier}://{gateway.addresses[f'main.{carrier}']}"
+        found = await certify_server(url, models=list(MODELS), expect=EXPECT, control=True)
+    assert [] == [
+        each for each in found.rules if each.verdict in {Verdict.DIFFERS, Verdict.CANNOT_TELL}
+    ]
