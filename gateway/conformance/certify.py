@@ -409,7 +409,7 @@ class _Asker:
     def _knows(self, rule: Rule, replies: Sequence[Reply]) -> bool:
         """Return whether a server knows the extension of a rule: it says so, or shows it."""
         needed = rule.needs.get("understood")
-        shows = replies[-1].is_success
+        shows = bool(replies) and replies[-1].is_success
         return needed is None or shows or needed in self.server.extensions
 
     def _requests(self, rule: Rule, model: Model) -> list[tuple[Step, Case]]:
@@ -447,7 +447,7 @@ class _Asker:
         if (
             "infer" in step.request
             and is_valid
-            and not (model.expect or (replies and replies[-1].is_success))
+            and not (model.expect or (replies and replies[-1].is_success and not replies[-1].error))
         ):
             text = f"model {model.name!r} may not take the values that were made for it: {wrong}"
             return _Judged(Verdict.CANNOT_TELL, text, request)
@@ -459,7 +459,9 @@ class _Asker:
             verdict, found = Verdict.SAYS_NOTHING, f"{found} ({rule.open})"
         if verdict is Verdict.DIFFERS:
             for each in known_differences():
-                if each.server in self.server.name.lower() and is_named(rule.id, each.rules):
+                if each.server in self.server.name.lower() and {rule.id, rule.group} & set(
+                    each.rules
+                ):
                     found = f"{found} (known of {each.server}: {each.what}; {each.gateway})"
         return RuleFinding(
             rule.id, rule.group, verdict, rule.says, found, rule.source, judged.request
