@@ -363,285 +363,207 @@ def _silent(_messages: Iterator[Any], _request: Any) -> Iterator[Any]:
     yield from ()
 
 
-def _fault(carrier: str, name: str, point: str, change: Any, *rules: str) -> Fault:
-    return Fault(f"{carrier}_{name}", carrier, point, change, rules)
+def _table(carrier: str, point: str, rows: dict[str, tuple[Any, str]]) -> Iterator[Fault]:
+    """Yield the faults of one place in the server, each with its change and the rules that name it."""
+    for name, (change, rules) in rows.items():
+        yield Fault(f"{carrier}_{name}", carrier, point, change, tuple(rules.split()))
 
 
 FAULTS = (
-    # HTTP: health and metadata.
-    _fault("http", "live_500", "response", _on("/health/live", _status(500)), "health.live"),
-    _fault(
+    *_table(
         "http",
-        "model_not_ready",
         "response",
-        _on("/ready", _status(400)),
-        "health.ready",
-        "health.model_ready",
+        {
+            "live_500": (_on("/health/live", _status(500)), "health.live"),
+            "model_not_ready": (_on("/ready", _status(400)), "health.ready health.model_ready"),
+            "server_without_name": (_on("/v2", _without("name")), "metadata.server"),
+            "metadata_without_inputs": (_of_metadata(_without("inputs")), "metadata.model"),
+            "metadata_datatypes": (_of_metadata(_other_datatypes), "metadata.model"),
+            "metadata_shape_as_text": (_of_metadata(_text_shapes), "metadata.model"),
+            "malformed_json_accepted": (_failed(_accept_malformed), "errors.malformed_json"),
+            "error_without_error": (
+                _failed(_renamed_error),
+                "errors.unknown_model errors.unknown_input",
+            ),
+            "error_as_page": (_failed(_page), "errors.unknown_model errors.unknown_input"),
+            "error_with_200": (_failed(_status(200)), "errors.unknown_model errors.unknown_path"),
+            "id_lost": (_on("/infer", _without("id")), "forms.id infer.json"),
+            "model_name_lost": (_on("/infer", _without("model_name")), "infer.json"),
+            "output_without_datatype": (
+                _of_outputs(lambda each: each.pop("datatype")),
+                "infer.json",
+            ),
+            "bool_as_numbers": (_of_outputs(_bits), "infer.bool.json"),
+            "integers_as_texts": (_of_outputs(_texts), "infer.int32.json"),
+            "length_off": (_on("/infer", _length_off), "infer.binary"),
+            "binary_size_off": (_on("/infer", _size_off), "infer.binary"),
+        },
     ),
-    _fault(
+    *_table(
         "http",
-        "unknown_model_accepted",
         "check",
-        "model",
-        "health.model_ready.unknown",
-        "metadata.model.unknown",
-        "errors.unknown_model",
+        {
+            "unknown_model_accepted": (
+                "model",
+                "health.model_ready.unknown metadata.model.unknown errors.unknown_model",
+            ),
+            "version_ignored": ("version", "metadata.model.unknown_version forms.version.unknown"),
+            "unknown_output_ignored": ("output", "forms.outputs.unknown"),
+            "missing_input_accepted": ("missing_input", "errors.missing_input"),
+            "wrong_shape_accepted": ("shape", "errors.wrong_shape"),
+            "wrong_datatype_accepted": ("datatype", "errors.wrong_datatype"),
+            "wrong_size_accepted": ("size", "errors.too_few_elements errors.binary.too_long"),
+            "wrong_method_not_found": ("method", "errors.wrong_method"),
+        },
     ),
-    _fault(
-        "http", "server_without_name", "response", _on("/v2", _without("name")), "metadata.server"
-    ),
-    _fault(
+    *_table(
         "http",
-        "metadata_without_inputs",
-        "response",
-        _of_metadata(_without("inputs")),
-        "metadata.model",
-    ),
-    _fault(
-        "http", "metadata_datatypes", "response", _of_metadata(_other_datatypes), "metadata.model"
-    ),
-    _fault(
-        "http", "metadata_shape_as_text", "response", _of_metadata(_text_shapes), "metadata.model"
-    ),
-    # HTTP: what a request is checked for.
-    _fault(
-        "http",
-        "version_ignored",
-        "check",
-        "version",
-        "metadata.model.unknown_version",
-        "forms.version.unknown",
-    ),
-    _fault("http", "unknown_output_ignored", "check", "output", "forms.outputs.unknown"),
-    _fault("http", "missing_input_accepted", "check", "missing_input", "errors.missing_input"),
-    _fault("http", "wrong_shape_accepted", "check", "shape", "errors.wrong_shape"),
-    _fault("http", "wrong_datatype_accepted", "check", "datatype", "errors.wrong_datatype"),
-    _fault(
-        "http",
-        "wrong_size_accepted",
-        "check",
-        "size",
-        "errors.too_few_elements",
-        "errors.binary.too_long",
-    ),
-    _fault(
-        "http",
-        "malformed_json_accepted",
-        "response",
-        _failed(_accept_malformed),
-        "errors.malformed_json",
-    ),
-    _fault("http", "wrong_method_not_found", "check", "method", "errors.wrong_method"),
-    _fault(
-        "http",
-        "zero_dimension_refused",
         "inputs",
-        _refuse_zero,
-        "infer.empty.json",
-        "infer.empty.binary",
+        {
+            "zero_dimension_refused": (_refuse_zero, "infer.empty.json infer.empty.binary"),
+            "parameters_refused": (_refuse_parameters, "forms.parameters"),
+            "outputs_ignored": (_without_outputs, "forms.outputs"),
+            "binary_never": (_json_always, "infer.binary forms.outputs.binary"),
+        },
     ),
-    _fault("http", "parameters_refused", "inputs", _refuse_parameters, "forms.parameters"),
-    _fault("http", "outputs_ignored", "inputs", _without_outputs, "forms.outputs"),
-    # HTTP: errors.
-    _fault(
+    *_table(
         "http",
-        "error_without_error",
-        "response",
-        _failed(_renamed_error),
-        "errors.unknown_model",
-        "errors.unknown_input",
+        "data",
+        {
+            "nan_as_null": (_null_for_nan, "infer.fp32.nonfinite.json"),
+        },
     ),
-    _fault(
+    *_table(
         "http",
-        "error_as_page",
-        "response",
-        _failed(_page),
-        "errors.unknown_model",
-        "errors.unknown_input",
-    ),
-    _fault(
-        "http",
-        "error_with_200",
-        "response",
-        _failed(_status(200)),
-        "errors.unknown_model",
-        "errors.unknown_path",
-    ),
-    # HTTP: what comes back.
-    _fault("http", "id_lost", "response", _on("/infer", _without("id")), "forms.id", "infer.json"),
-    _fault(
-        "http", "model_name_lost", "response", _on("/infer", _without("model_name")), "infer.json"
-    ),
-    _fault(
-        "http",
-        "output_without_datatype",
-        "response",
-        _of_outputs(lambda each: each.pop("datatype")),
-        "infer.json",
-    ),
-    _fault("http", "bool_as_numbers", "response", _of_outputs(_bits), "infer.bool.json"),
-    _fault("http", "integers_as_texts", "response", _of_outputs(_texts), "infer.int32.json"),
-    _fault("http", "nan_as_null", "data", _null_for_nan, "infer.fp32.nonfinite.json"),
-    _fault("http", "output_renamed", "outputs", _NAMED_OTHERWISE, "infer.json"),
-    _fault("http", "top_k_off_by_one", "outputs", _top_k, "forms.classification"),
-    _fault(
-        "http",
-        "int64_through_a_double",
         "outputs",
-        _DOUBLE,
-        "infer.int64.json",
-        "infer.int64.binary",
+        {
+            "output_renamed": (_NAMED_OTHERWISE, "infer.json"),
+            "top_k_off_by_one": (_top_k, "forms.classification"),
+            "int64_through_a_double": (_DOUBLE, "infer.int64.json infer.int64.binary"),
+            "uint64_as_signed": (_SIGNED, "infer.uint64.json infer.uint64.binary"),
+            "fp16_rounded": (_ROUNDED, "infer.fp16.binary"),
+            "texts_cut_at_zeros": (_TEXT, "infer.bytes.binary.no_text"),
+        },
     ),
-    _fault(
-        "http", "uint64_as_signed", "outputs", _SIGNED, "infer.uint64.json", "infer.uint64.binary"
+    *_table(
+        "http",
+        "wire",
+        {
+            "hangs": (_wire(_hang), ""),
+            "closes": (_wire(_close), ""),
+            "garbage": (_wire(_garbage), ""),
+            "floods": (_wire(_flood), ""),
+        },
     ),
-    _fault("http", "fp16_rounded", "outputs", _ROUNDED, "infer.fp16.binary"),
-    _fault("http", "texts_cut_at_zeros", "outputs", _TEXT, "infer.bytes.binary.no_text"),
-    _fault("http", "length_off", "response", _on("/infer", _length_off), "infer.binary"),
-    _fault("http", "binary_size_off", "response", _on("/infer", _size_off), "infer.binary"),
-    _fault("http", "binary_never", "inputs", _json_always, "infer.binary", "forms.outputs.binary"),
-    # HTTP: what hangs, closes, floods or is no HTTP.
-    _fault("http", "hangs", "wire", _wire(_hang)),
-    _fault("http", "closes", "wire", _wire(_close)),
-    _fault("http", "garbage", "wire", _wire(_garbage)),
-    _fault("http", "floods", "wire", _wire(_flood)),
-    # gRPC: health and metadata.
-    _fault("grpc", "not_live", "message", _message("ServerLive", _set(live=False)), "health.live"),
-    _fault(
+    *_table(
         "grpc",
-        "model_not_ready",
         "message",
-        _message("ModelReady", _set(ready=False)),
-        "health.model_ready",
+        {
+            "not_live": (_message("ServerLive", _set(live=False)), "health.live"),
+            "model_not_ready": (_message("ModelReady", _set(ready=False)), "health.model_ready"),
+            "metadata_without_inputs": (
+                _message("ModelMetadata", _clear("inputs")),
+                "metadata.model.tensors",
+            ),
+            "metadata_without_outputs": (
+                _message("ModelMetadata", _clear("outputs")),
+                "metadata.model.tensors",
+            ),
+            "metadata_of_another_name": (
+                _message("ModelMetadata", _set(name="other")),
+                "metadata.model",
+            ),
+            "metadata_datatypes": (_message("ModelMetadata", _grpc_datatypes), "metadata.model"),
+            "id_lost": (_message("ModelInfer", _clear("id")), "forms.id infer.raw"),
+            "raw_contents_lost": (
+                _message("ModelInfer", _clear("raw_output_contents")),
+                "infer.raw",
+            ),
+            "raw_and_typed": (_message("ModelInfer", _typed_too), "infer.raw"),
+            "garbage": (_every_time(b"\xff\xff\x1b[31m"), "infer.raw"),
+        },
     ),
-    _fault(
+    *_table(
         "grpc",
-        "unknown_model_ready",
         "error",
-        _succeed("ModelReady", b"\x08\x01"),
-        "health.model_ready.unknown",
+        {
+            "unknown_model_ready": (
+                _succeed("ModelReady", b"\x08\x01"),
+                "health.model_ready.unknown",
+            ),
+            "errors_are_unknown": (_code("UNKNOWN"), "errors.unknown_model errors.unknown_input"),
+            "error_is_an_empty_message": (_succeed("ModelInfer"), "errors.unknown_model"),
+        },
     ),
-    _fault(
+    *_table(
         "grpc",
-        "metadata_without_inputs",
-        "message",
-        _message("ModelMetadata", _clear("inputs")),
-        "metadata.model.tensors",
-    ),
-    _fault(
-        "grpc",
-        "metadata_without_outputs",
-        "message",
-        _message("ModelMetadata", _clear("outputs")),
-        "metadata.model.tensors",
-    ),
-    _fault(
-        "grpc",
-        "metadata_of_another_name",
-        "message",
-        _message("ModelMetadata", _set(name="other")),
-        "metadata.model",
-    ),
-    _fault(
-        "grpc",
-        "metadata_datatypes",
-        "message",
-        _message("ModelMetadata", _grpc_datatypes),
-        "metadata.model",
-    ),
-    # gRPC: what a request is checked for.
-    _fault(
-        "grpc",
-        "unknown_model_accepted",
         "check",
-        "model",
-        "metadata.model.unknown",
-        "errors.unknown_model",
+        {
+            "unknown_model_accepted": ("model", "metadata.model.unknown errors.unknown_model"),
+            "version_ignored": ("version", "metadata.model.unknown_version forms.version.unknown"),
+            "unknown_output_ignored": ("output", "forms.outputs.unknown"),
+            "wrong_shape_accepted": ("shape", "errors.wrong_shape"),
+            "wrong_datatype_accepted": ("datatype", "errors.wrong_datatype"),
+            "wrong_size_accepted": ("size", "errors.too_few_elements errors.too_few_contents"),
+            "mixed_contents_accepted": ("mixed", "errors.raw_and_typed"),
+            "sequence_without_id_accepted": ("sequence_id", "sequences.start_without_id"),
+        },
     ),
-    _fault(
+    *_table(
         "grpc",
-        "version_ignored",
-        "check",
-        "version",
-        "metadata.model.unknown_version",
-        "forms.version.unknown",
-    ),
-    _fault("grpc", "unknown_output_ignored", "check", "output", "forms.outputs.unknown"),
-    _fault("grpc", "wrong_shape_accepted", "check", "shape", "errors.wrong_shape"),
-    _fault("grpc", "wrong_datatype_accepted", "check", "datatype", "errors.wrong_datatype"),
-    _fault(
-        "grpc",
-        "wrong_size_accepted",
-        "check",
-        "size",
-        "errors.too_few_elements",
-        "errors.too_few_contents",
-    ),
-    _fault("grpc", "mixed_contents_accepted", "check", "mixed", "errors.raw_and_typed"),
-    _fault(
-        "grpc",
-        "typed_contents_ignored",
         "field",
-        lambda _: "bool_contents",
-        "infer.contents",
-        "infer.uint8.contents",
+        {
+            "typed_contents_ignored": (
+                lambda _: "bool_contents",
+                "infer.contents infer.uint8.contents",
+            ),
+        },
     ),
-    _fault("grpc", "parameters_refused", "inputs", _refuse_parameters, "forms.parameters"),
-    _fault(
-        "grpc", "sequence_without_id_accepted", "check", "sequence_id", "sequences.start_without_id"
-    ),
-    # gRPC: errors.
-    _fault(
+    *_table(
         "grpc",
-        "errors_are_unknown",
-        "error",
-        _code("UNKNOWN"),
-        "errors.unknown_model",
-        "errors.unknown_input",
+        "inputs",
+        {
+            "parameters_refused": (_refuse_parameters, "forms.parameters"),
+        },
     ),
-    _fault(
-        "grpc", "error_is_an_empty_message", "error", _succeed("ModelInfer"), "errors.unknown_model"
-    ),
-    # gRPC: what comes back.
-    _fault(
-        "grpc", "id_lost", "message", _message("ModelInfer", _clear("id")), "forms.id", "infer.raw"
-    ),
-    _fault(
+    *_table(
         "grpc",
-        "raw_contents_lost",
-        "message",
-        _message("ModelInfer", _clear("raw_output_contents")),
-        "infer.raw",
-    ),
-    _fault("grpc", "raw_and_typed", "message", _message("ModelInfer", _typed_too), "infer.raw"),
-    _fault("grpc", "outputs_swapped", "outputs", _swapped, "infer.raw"),
-    _fault("grpc", "another_shape", "outputs", _ANOTHER_SHAPE, "infer.raw"),
-    _fault("grpc", "worst_class_first", "outputs", _worst_first, "forms.classification"),
-    _fault(
-        "grpc",
-        "integers_of_32_bits",
         "outputs",
-        _SATURATED,
-        "infer.int64.raw",
-        "infer.uint64.contents",
+        {
+            "outputs_swapped": (_swapped, "infer.raw"),
+            "another_shape": (_ANOTHER_SHAPE, "infer.raw"),
+            "worst_class_first": (_worst_first, "forms.classification"),
+            "integers_of_32_bits": (_SATURATED, "infer.int64.raw infer.uint64.contents"),
+            "minus_zero_lost": (_NO_MINUS, "infer.fp32.raw infer.fp64.contents"),
+            "nan_as_zero": (_NO_NAN, "infer.fp32.nonfinite.raw"),
+            "texts_in_capitals": (_CAPITALS, "infer.bytes.raw infer.bytes.contents"),
+        },
     ),
-    _fault(
-        "grpc", "minus_zero_lost", "outputs", _NO_MINUS, "infer.fp32.raw", "infer.fp64.contents"
+    *_table(
+        "grpc",
+        "raw",
+        {
+            "bytes_length_of_all": (_four_bytes_more, "infer.bytes.raw"),
+            "big_endian": (_big_endian, "infer.int32.raw infer.fp64.raw"),
+            "bf16_from_the_lower_half": (_lower_half, "infer.bf16.raw"),
+        },
     ),
-    _fault("grpc", "nan_as_zero", "outputs", _NO_NAN, "infer.fp32.nonfinite.raw"),
-    _fault(
-        "grpc", "texts_in_capitals", "outputs", _CAPITALS, "infer.bytes.raw", "infer.bytes.contents"
+    *_table(
+        "grpc",
+        "stream",
+        {
+            "stream_never_ends": (_open, "streams.one streams.decoupled"),
+            "stream_without_a_reply": (_silent, "streams.one streams.error"),
+            "stream_ends_with_an_error": (_error_ends, "streams.error"),
+            "stream_of_bare_messages": (_bare, "streams.one"),
+            "stream_floods": (_forever, ""),
+        },
     ),
-    _fault("grpc", "bytes_length_of_all", "raw", _four_bytes_more, "infer.bytes.raw"),
-    _fault("grpc", "big_endian", "raw", _big_endian, "infer.int32.raw", "infer.fp64.raw"),
-    _fault("grpc", "bf16_from_the_lower_half", "raw", _lower_half, "infer.bf16.raw"),
-    # gRPC: streams.
-    _fault("grpc", "stream_never_ends", "stream", _open, "streams.one", "streams.decoupled"),
-    _fault("grpc", "stream_without_a_reply", "stream", _silent, "streams.one", "streams.error"),
-    _fault("grpc", "stream_ends_with_an_error", "stream", _error_ends, "streams.error"),
-    _fault("grpc", "stream_of_bare_messages", "stream", _bare, "streams.one"),
-    # gRPC: what hangs, floods or is no message.
-    _fault("grpc", "stream_floods", "stream", _forever),
-    _fault("grpc", "hangs", "wire", _grpc_wire(_hang)),
-    _fault("grpc", "garbage", "message", _every_time(b"\xff\xff\x1b[31m"), "infer.raw"),
+    *_table(
+        "grpc",
+        "wire",
+        {
+            "hangs": (_grpc_wire(_hang), ""),
+        },
+    ),
 )
