@@ -21,7 +21,7 @@ from gateway.conformance.replies import Reply, grpc_reply, http_reply, mismatche
 from gateway.conformance.requests import CannotAsk, Request, request_of
 from gateway.conformance.requests import Subject as Asked
 from gateway.conformance.rules import Rule, Step, is_named, known_differences, load_data, load_rules
-from gateway.conformance.tensors import Case, Declared, Model, has_values
+from gateway.conformance.tensors import Case, Declared, Model, free_dimensions, has_values
 from gateway.ir.errors import DeadlineExceeded, GatewayError
 from gateway.ir.texts import visible
 from gateway.settings.units import Url, parse_url
@@ -271,7 +271,9 @@ class _Asker:
             names = [
                 each.get("name") if isinstance(each, dict) else each for each in _list(entries)
             ]
-            if texts := sorted({name for name in names if isinstance(name, str) and name}):
+            if texts := sorted(
+                {name for name in names if isinstance(name, str) and name.isprintable()} - {""}
+            ):
                 return texts
         return []
 
@@ -349,8 +351,13 @@ class _Asker:
         needs, config = rule.needs, model.config
         kinds = [each.datatype for each in model.inputs]
         policy = config.get("model_transaction_policy") or {}
+        batching = config.get("sequence_batching")
         infers = any("infer" in step.request for step in rule.steps)
-        values = {step.request.get("values", "plain") for step in rule.steps} - {"plain", "empty"}
+        values = {step.request.get("values", "plain") for step in rule.steps} - {
+            "plain",
+            "empty",
+            "large",
+        }
         if not infers:  # what is wrong with its metadata is what such a rule finds out
             return bool(model.versions or "version" not in needs) and bool(
                 model.expect or "known" not in needs
@@ -360,11 +367,13 @@ class _Asker:
                 model.expect or not needs.keys() & {"known", "identity", "datatype"},
                 model.expect == "identity" or "identity" not in needs,
                 needs.get("datatype", "") in {"", *kinds},
-                any(_is_variable(each) for each in model.inputs) or "variable" not in needs,
+                all(free_dimensions(each.shape) for each in model.inputs)
+                or "variable" not in needs,
                 "matrix" not in needs or (kinds and len(model.inputs[0].shape) > 1),
                 model.versions or "version" not in needs,
                 len(kinds) >= needs.get("inputs", 0),
-                (config.get("sequence_batching") is not None) == ("sequence" in needs),
+                (batching is not None) == ("sequence" in needs),
+                not batching or _has_numbers(batching),
                 bool(policy.get("decoupled")) == ("decoupled" in needs),
                 needs.get("first", "") in {"", *kinds[:1]},
                 all(has_values(name, needs.get("datatype") or (*kinds, "")[0]) for name in values),
@@ -400,7 +409,11 @@ class _Asker:
                     return self._weighed(
                         rule, model, step, replies, "; ".join(wrong[:_MOST_TEXTS]), request
                     )
-        except (_CannotTell, ValueError) as error:
+        except _CannotTell as error:
+            if "hurt" in rule.needs and replies:
+                return _Judged(Verdict.DIFFERS, f"the server is hurt: {error}", request)
+            return _Judged(Verdict.CANNOT_TELL, str(error), request)
+        except ValueError as error:
             return _Judged(Verdict.CANNOT_TELL, visible(str(error), _SHOWN), request)
         if not self._knows(rule, replies):
             return _Judged(Verdict.CANNOT_TELL, f"the server does not announce it: {text}", request)
@@ -419,12 +432,8 @@ class _Asker:
             values = step.request.get("values", "plain")
             cases = [Case()]
             if "infer" in step.request:
-                cases = model.cases(
-                    "plain" if values == "empty" else values,
-                    rule.needs.get("datatype", ""),
-                    self._subject.seed,
-                    empty=values == "empty",
-                ) or [Case()]
+                datatype = rule.needs.get("datatype", "")
+                cases = model.cases(values, datatype, self._subject.seed) or [Case()]
             found += [(step, case) for case in (cases if len(rule.steps) == 1 else cases[:1])]
         return found
 
@@ -486,9 +495,15 @@ def _declared(entries: Any) -> tuple[Declared, ...]:
     )
 
 
-def _is_variable(declared: Declared) -> bool:
-    shape = declared.shape
-    return any(size < 0 and (at or len(shape) == 1) for at, size in enumerate(shape))
+def _has_numbers(batching: Any) -> bool:
+    """Return whether a model takes sequences with ids that are numbers: others can hang it."""
+    if not isinstance(batching, dict):
+        return False
+    inputs = [each for each in _list(batching.get("control_input")) if isinstance(each, dict)]
+    controls = [control for each in inputs for control in _list(each.get("control"))]
+    return all(
+        each.get("data_type") != "TYPE_STRING" for each in controls if isinstance(each, dict)
+    )
 
 
 def _text(value: Any) -> str:

@@ -153,10 +153,10 @@ def grpc_reply(wire: GrpcResponse, method: str) -> Reply:
     status = wire.status.name
     if wire.status is not GrpcStatus.OK:
         return Reply(status, error=wire.details)
-    kind = message_class("oip", f"inference.{method}Response")
     try:
+        kind = message_class("oip", f"inference.{method}Response")
         message: Any = kind.FromString(bytes(wire.view))
-    except DecodeError:
+    except (DecodeError, KeyError):  # there may be no such method
         return Reply(status, faults=(f"the message is no {method}Response",))
     document = json_format.MessageToDict(
         message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True

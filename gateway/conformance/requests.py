@@ -6,7 +6,7 @@ import math
 import shlex
 import string
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -33,6 +33,7 @@ CONTENTS: Final = {
 """The field of typed contents for each datatype that has one."""
 _PLAIN: Final = frozenset((string.ascii_letters + string.digits + '{}[]:,._-" ').encode())
 """What printf prints as it is, within apostrophes."""
+_MOST_COMMAND: Final = 4000
 _NO_JSON: Final = frozenset({"FP16", "BF16"})
 
 
@@ -110,6 +111,7 @@ _FACTS: Final[Mapping[str, Callable[[Subject], Any]]] = {
     "$nested": lambda subject: _nested(_first(subject)),
     "$ones": lambda subject: [1] * math.prod(_first(subject).shape),
     "$zeros": lambda subject: _base64(bytes(4 * math.prod(_first(subject).shape))),
+    "$deep_json": lambda _: "[" * 300_000,
     "$deeper": lambda subject: [*_first(subject).shape, 1],
     "$other": lambda subject: "INT32" if _first(subject).datatype != "INT32" else "FP32",
     "$seeded": lambda subject: 1 + subject.seed % 1_000_000,
@@ -137,8 +139,11 @@ def request_of(step: Mapping[str, Any], subject: Subject) -> Request:
     Raises:
         CannotAsk: The model has no inference in the form of the step.
     """
-    write = _http if subject.url.carrier == "http" else _grpc
-    return write(step, subject)
+    made = (_http if subject.url.carrier == "http" else _grpc)(step, subject)
+    size = len(made.command)
+    if size > _MOST_COMMAND:
+        made = replace(made, command=f"{made.command[:_MOST_COMMAND]}... ({size} characters)")
+    return made
 
 
 def _changed(document: dict[str, Any], step: Mapping[str, Any], subject: Subject) -> dict[str, Any]:
@@ -150,8 +155,8 @@ def _changed(document: dict[str, Any], step: Mapping[str, Any], subject: Subject
         for path in step.get("drop", ()):
             inner, name = _place(document, path)
             del inner[name]
-    except LookupError as error:
-        raise CannotAsk(f"a request to model {subject.model.name!r} has no {path!r}") from error
+    except (LookupError, TypeError) as error:
+        raise CannotAsk(f"the request of model {subject.model.name!r} has no {path!r}") from error
     return document
 
 
@@ -171,7 +176,7 @@ def _http(step: Mapping[str, Any], subject: Subject) -> Request:
         body = json.dumps(_changed(document, step, subject)).encode()
     elif "json" in step:
         body = json.dumps(_changed(subject.filled(step["json"]), step, subject)).encode()
-    body = step["body"].encode() if "body" in step else body
+    body = subject.filled(step["body"]).encode() if "body" in step else body
     if tail:
         headers = {"inference-header-content-length": str(len(body))} | headers
     if method == "POST":

@@ -18,7 +18,7 @@ A request over HTTP has one of `get: PATH`, `post: PATH` (with `json`, or the te
 has `call: METHOD` (with `message`, in the JSON form of protobuf) or `infer: raw` or `contents`;
 `stream: true` sends it over a stream. These change it:
 
-- `values`: which values the inputs have (`values.yaml`), `plain` by default.
+- `values`: which values the inputs have (`values.yaml`), `plain` by default, `empty` or `large`.
 - `set: {PATH: VALUE}` and `drop: [PATH]`: members of the JSON or the message, as `inputs.0.shape`.
 - over HTTP `path`, `headers`, `append` (text behind the body) and `cut` (bytes that its end lacks).
 
@@ -37,7 +37,7 @@ has `call: METHOD` (with `message`, in the JSON form of protobuf) or `infer: raw
 Texts that begin with `$` are facts: `$model`, `$version`, `$output`, `$last_output`, a number as
 `$seeded`, and of the first input `$nested` (its data), `$longer` (its shape with one more in the
 last dimension), `$deeper` (with one more dimension), `$other` (another datatype), and `$ones`, or
-raw `$zeros`, of that.
+raw `$zeros`, of that; and `$deep_json`.
 
 `needs`: `model` (any), `known` (a model with a known answer), `identity`, `datatype`, `first` (the
 datatype of the first input), `variable` (a dimension), `matrix` (two dimensions), `version`,

@@ -26,6 +26,8 @@ BYTES: Final = "BYTES"
 NAMES: Final = frozenset(each.name for each in Datatype)
 _FLOATS: Final = frozenset({"FP16", "BF16", "FP32", "FP64"})
 _MOST_CASES: Final = 8
+_LARGE: Final = 5000
+_MOST_ELEMENTS: Final = 1 << 18
 
 
 class Declared(NamedTuple):
@@ -72,8 +74,10 @@ class Model:
     expect: str = ""
     fault: str = ""
 
-    def cases(self, values: str, datatype: str, seed: int, *, empty: bool = False) -> list[Case]:
+    def cases(self, values: str, datatype: str, seed: int) -> list[Case]:
         """Return the inferences that try the values of a set for one datatype; "" for all.
+
+        `empty` and `large` are the set `plain` without elements, or with very many.
 
         Raises:
             ValueError: A file is wrong, the model has no sum, or an input has no such values.
@@ -83,9 +87,7 @@ class Model:
         if self.expect != "identity":
             values, datatype = "plain", ""
         sent = [
-            _tensors(
-                each, values if datatype in {"", each.datatype} else "plain", seed, empty=empty
-            )
+            _tensors(each, values if datatype in {"", each.datatype} else "plain", seed)
             for each in self.inputs
         ]
         most = max(map(len, sent), default=0)
@@ -120,26 +122,35 @@ def has_values(name: str, datatype: str) -> bool:
     return datatype in _sets()[name]
 
 
-def _tensors(declared: Declared, values: str, seed: int, *, empty: bool) -> list[Tensor]:
+def _tensors(declared: Declared, values: str, seed: int) -> list[Tensor]:
     """Return as many tensors of an input as it takes to send each value of a set once."""
     name, datatype, shape = declared
-    elements = list(_sets()[values].get(datatype) or _sets()["plain"].get(datatype) or ())
+    elements = list(_sets().get(values, {}).get(datatype) or _sets()["plain"].get(datatype) or ())
     if not elements:
         raise ValueError(f"input {name!r} has the datatype {datatype!r}")
     if values == "plain":
         random.Random(seed).shuffle(elements)  # noqa: S311  # no secret
     dims = [1 if size < 0 else size for size in shape]
-    # The first of several dimensions is probably a batch, whose size has a limit.
-    free = [at for at, size in enumerate(shape) if size < 0 and (at or len(shape) == 1)]
+    free = free_dimensions(shape)
     if free:
-        dims[free[-1]] = 0 if empty else -(-len(elements) // max(1, math.prod(dims)))
-    elif empty:
-        raise ValueError(f"input {name!r} has no dimension that can be empty")
+        count = {"empty": 0, "large": _LARGE}.get(values, len(elements))
+        dims[free[-1]] = -(-count // max(1, math.prod(dims)))
     size = math.prod(dims)
+    if size > _MOST_ELEMENTS:
+        raise ValueError(f"input {name!r} has {size} elements: too many to try")
+    step = min(size, len(elements)) or len(elements)
     return [
         Tensor(name, datatype, tuple(dims), _packed(datatype, elements, start, size))
-        for start in range(0, len(elements), size or len(elements))
+        for start in range(0, len(elements), step)
     ]
+
+
+def free_dimensions(shape: Sequence[int]) -> list[int]:
+    """Return the dimensions of variable size, but for a first one of several.
+
+    That one is probably a batch, whose size has a limit.
+    """
+    return [at for at, size in enumerate(shape) if size < 0 and (at or len(shape) == 1)]
 
 
 def _packed(datatype: str, elements: Sequence[Any], start: int, size: int) -> bytes:
