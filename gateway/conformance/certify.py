@@ -236,7 +236,11 @@ class _Asker:
         self, protocol: str, names: Sequence[str], expect: Mapping[str, str]
     ) -> None:
         """Find out what the server says of itself and its models."""
-        steps = load_data(f"{protocol.replace('+', '_')}.yaml")["discovery"]
+        steps = load_data(f"{protocol.replace('+', '_')}.yaml").get("discovery")
+        if steps is None:
+            answers = {**dict.fromkeys(names, ""), **expect}
+            self.server = _Server(models=tuple(Model(n, expect=e) for n, e in answers.items()))
+            return
         try:
             reply = await self._question(steps["server"], self._subject)
         except _CannotTell as error:
@@ -431,7 +435,7 @@ class _Asker:
         for step in rule.steps:
             values = step.request.get("values", "plain")
             cases = [Case()]
-            if "infer" in step.request:
+            if step.request.keys() & {"infer", "json"}:
                 datatype = rule.needs.get("datatype", "")
                 cases = model.cases(values, datatype, self._subject.seed) or [Case()]
             found += [(step, case) for case in (cases if len(rule.steps) == 1 else cases[:1])]

@@ -231,10 +231,8 @@ def _differences(pattern: Any, value: Any, at: str, subject: Subject) -> Iterato
     if value is _ABSENT or pattern == "$absent":
         if (value is _ABSENT) != (pattern == "$absent"):
             yield f"{where} is {'absent' if value is _ABSENT else 'there'}"
-    elif isinstance(pattern, Mapping) and "$some" in pattern:
-        items = value if isinstance(value, list) else []
-        if all(any(_differences(pattern["$some"], each, "", subject)) for each in items):
-            yield f"{where} has no item like {_shown(pattern['$some'])}"
+    elif isinstance(pattern, Mapping) and pattern.keys() & {"$some", "$equal"}:
+        yield from _compared(pattern, value, where, subject)
     elif isinstance(pattern, Mapping | list):
         if not isinstance(value, dict if isinstance(pattern, Mapping) else list):
             expected = "an object" if isinstance(pattern, Mapping) else "a list"
@@ -245,6 +243,17 @@ def _differences(pattern: Any, value: Any, at: str, subject: Subject) -> Iterato
     elif not _is_value(value, pattern):
         kind = f"a {pattern[1:]}" if pattern in _KINDS else _shown(pattern)
         yield f"{where} is {_shown(value)}; expected {kind}"
+
+
+def _compared(pattern: Any, value: Any, where: str, subject: Subject) -> Iterator[str]:
+    """Yield how a list differs from what one item of it must be, or the whole."""
+    if "$equal" in pattern:
+        if value != pattern["$equal"]:
+            yield f"{where} is {_shown(value)}; expected {_shown(pattern['$equal'])}"
+        return
+    items = value if isinstance(value, list) else []
+    if all(any(_differences(pattern["$some"], each, "", subject)) for each in items):
+        yield f"{where} has no item like {_shown(pattern['$some'])}"
 
 
 def _is_value(value: Any, pattern: Any) -> bool:

@@ -5,7 +5,7 @@ import json
 import math
 import shlex
 import string
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 from urllib.parse import quote
@@ -102,6 +102,22 @@ def _nested(tensor: Tensor) -> Any:
     return found
 
 
+def _columns(tensors: Sequence[Tensor]) -> Any:
+    """Return the data of a single tensor, or those of several by name."""
+    if not tensors:
+        raise CannotAsk("its inputs and outputs are not known: --model NAME --expect FILE")
+    found = {each.name: _nested(each) for each in tensors}
+    return found if len(found) > 1 else next(iter(found.values()))
+
+
+def _rows(tensors: Sequence[Tensor]) -> Any:
+    """Return the items along the first axis; of several tensors each is an object."""
+    columns = _columns(tensors)
+    if not isinstance(columns, dict):
+        return columns
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
 _FACTS: Final[Mapping[str, Callable[[Subject], Any]]] = {
     "$model": lambda subject: subject.model.name,
     "$version": lambda subject: subject.model.versions[-1],
@@ -114,6 +130,10 @@ _FACTS: Final[Mapping[str, Callable[[Subject], Any]]] = {
     "$deep_json": lambda _: "[" * 300_000,
     "$deeper": lambda subject: [*_first(subject).shape, 1],
     "$other": lambda subject: "INT32" if _first(subject).datatype != "INT32" else "FP32",
+    "$columns": lambda subject: _columns(subject.case.inputs),
+    "$rows": lambda subject: _rows(subject.case.inputs),
+    "$known_columns": lambda subject: _columns(subject.case.outputs),
+    "$known_rows": lambda subject: _rows(subject.case.outputs),
     "$seeded": lambda subject: 1 + subject.seed % 1_000_000,
 }
 

@@ -27,8 +27,9 @@ has `call: METHOD` (with `message`, in the JSON form of protobuf) or `infer: raw
 - `status`: `200`, `4xx`, `NOT_FOUND`, `nothing` (a stream that ends at once), or a list. Needed.
 - `body`: a pattern of the JSON or the message. An object must have the named members, those with
   `?` only where the reply has them; the items of a list match `[PATTERN]`, and one of them
-  `{$some: PATTERN}`; `$string`, `$filled` (no empty text), `$number`, `$boolean`, `$object`,
-  `$datatype`, `$size` and `$absent` are kinds of values; anything else must be equal.
+  `{$some: PATTERN}`; `{$equal: VALUE}` is a list that is equal; `$string`, `$filled` (no empty
+  text), `$number`, `$boolean`, `$object`, `$datatype`, `$size` and `$absent` are kinds of values;
+  anything else must be equal.
 - `headers`: regular expressions by name.
 - `outputs`: `declared` (as the model's metadata say), `known` (these bits, too) or `classes`.
 - `form`: `json`, `binary`, `raw` or `contents`: how the outputs come.
@@ -37,7 +38,9 @@ has `call: METHOD` (with `message`, in the JSON form of protobuf) or `infer: raw
 Texts that begin with `$` are facts: `$model`, `$version`, `$output`, `$last_output`, a number as
 `$seeded`, and of the first input `$nested` (its data), `$longer` (its shape with one more in the
 last dimension), `$deeper` (with one more dimension), `$other` (another datatype), and `$ones`, or
-raw `$zeros`, of that; and `$deep_json`.
+raw `$zeros`, of that; and `$deep_json`. `$columns` and `$rows` are the inputs whose answers
+`$known_columns` and `$known_rows` are: by name, or as items; those of a single tensor have no name.
+A file without `discovery` is about the models that the user names.
 
 `needs`: `model` (any), `known` (a model with a known answer), `identity`, `datatype`, `first` (the
 datatype of the first input), `variable` (a dimension), `matrix` (two dimensions), `version`,
@@ -136,8 +139,14 @@ def load_rules(protocol: str) -> tuple[Rule, ...]:
     """
     file = files(__package__).joinpath(f"{protocol.replace('+', '_')}.yaml")
     if not file.is_file():
-        raise LookupError(f"there are no rules of {protocol!r}; expected oip+http or oip+grpc")
+        known = sorted(name[:-5].replace("_", "+") for name in _rule_files())
+        raise LookupError(f"there are no rules of {protocol!r}; expected one of {known}")
     return parse_rules(file.read_text("utf-8"))
+
+
+def _rule_files() -> list[str]:
+    names = [each.name for each in files(__package__).iterdir()]
+    return [name for name in names if name.endswith(("_http.yaml", "_grpc.yaml"))]
 
 
 def load_data(name: str) -> Any:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +16,9 @@ from tests.conformance.faults import FAULTS
 from tests.conformance.faulty_server import EXPECT, MODELS, Fault, FaultyServer, running
 from tests.integration import asking_kit
 
+FURTHER = ("tfs", "mlflow", "seldon")
+"""The protocols over HTTP whose rules are asked about models that the user names."""
+
 CARRIERS = ("http", "grpc")
 OURS = """
 version: 1
@@ -20,6 +26,7 @@ listeners:
   - http: "127.0.0.1:0"
     grpc: "127.0.0.1:0"
     transport: %s
+    default_model: %s
     options: {oip: {repository_index: true, model_configuration: true, model_control: true, statistics: gateway}}
 admin: {address: null, metrics: null}
 lifecycle: {drain: 1s}
@@ -95,7 +102,7 @@ async def test_a_server_that_stops_to_reply_keeps_nothing(
 @pytest.mark.parametrize("transport", ["native", "reference"])
 async def test_our_own_frontends_keep_each_rule(transport: str, carrier: str) -> None:
     """The gateway before models in its process is asked each rule, and none is left out."""
-    async with asking_kit.running(OURS % transport) as gateway:
+    async with asking_kit.running(OURS % (transport, "copy")) as gateway:
         url = f"oip+{carrier}://{gateway.addresses[f'main.{carrier}']}"
         found = await certify_server(
             url, models=list(MODELS), expect=EXPECT, control=True, hurt=True
@@ -103,3 +110,62 @@ async def test_our_own_frontends_keep_each_rule(transport: str, carrier: str) ->
     assert [] == [
         each for each in found.rules if each.verdict in {Verdict.DIFFERS, Verdict.CANNOT_TELL}
     ]
+
+
+def tensor(name: str, datatype: str, *rows: Sequence[float]) -> dict[str, Any]:
+    """Return a matrix in the form that a file of `--expect` has."""
+    shape = [len(rows), len(rows[0])]
+    data = [value for row in rows for value in row]
+    return {"name": name, "datatype": datatype, "shape": shape, "data": data}
+
+
+ONE, NUMBERS = [1] * 16, list(range(16))
+KNOWN: dict[str, dict[str, Any]] = {
+    "matrix": {
+        "inputs": [tensor("IN_FP32", "FP32", [1, 2], [3, 0.5])],
+        "outputs": [tensor("OUT_FP32", "FP32", [1, 2], [3, 0.5])],
+    },
+    "sum": {
+        "inputs": [tensor("INPUT0", "INT32", NUMBERS), tensor("INPUT1", "INT32", ONE)],
+        "outputs": [
+            tensor("OUTPUT0", "INT32", [each + 1 for each in NUMBERS]),
+            tensor("OUTPUT1", "INT32", [each - 1 for each in NUMBERS]),
+        ],
+    },
+}
+"""A model of one tensor and one of several, with an answer of each."""
+
+
+def known(model: str, folder: Path) -> dict[str, str]:
+    file = folder / "known.json"
+    file.write_text(json.dumps(KNOWN[model]))
+    return {model: str(file)}
+
+
+@pytest.mark.parametrize(
+    ("protocol", "model"),
+    # A message of Seldon has one array.
+    [(each, model) for each in FURTHER for model in KNOWN if (each, model) != ("seldon", "sum")],
+)
+@pytest.mark.parametrize("transport", ["native", "reference"])
+async def test_our_frontends_of_further_protocols_keep_each_rule(
+    transport: str, protocol: str, model: str, tmp_path: Path
+) -> None:
+    """Each rule of the protocol is asked of the gateway, and none is left out."""
+    async with asking_kit.running(OURS % (transport, model)) as gateway:
+        url = f"{protocol}+http://{gateway.addresses['main.http']}"
+        found = await certify_server(url, expect=known(model, tmp_path))
+    assert [] == [each for each in found.rules if each.verdict is not Verdict.KEEPS]
+
+
+@pytest.mark.parametrize("protocol", FURTHER)
+async def test_a_server_of_another_protocol_differs(
+    server: FaultyServer, protocol: str, tmp_path: Path
+) -> None:
+    """It keeps no rule but those that want an error."""
+    found = await certify_server(f"{protocol}+http://{server.http}", expect=known("sum", tmp_path))
+    errors = {"errors", "status.unknown", "status.unknown_version", "metadata.unknown"}
+    assert not [
+        rule for rule in rules(found, Verdict.KEEPS) if not {rule, rule.partition(".")[0]} & errors
+    ]
+    assert rules(found, Verdict.DIFFERS)
