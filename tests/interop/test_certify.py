@@ -6,14 +6,19 @@ What Triton's documents and the specification say, Triton 2.51.0 keeps. Those of
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gateway.conformance.certify import certify_server
 from gateway.conformance.findings import Verdict
 from tests.interop.servers.datatypes import DATATYPES, identity_name
-from tests.interop.servers.process import RunningServer
+from tests.interop.servers.mlflow import start as mlflow
+from tests.interop.servers.process import Prepare, RunningServer, running
+from tests.interop.servers.seldon import start as seldon
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
 
@@ -82,3 +87,45 @@ async def test_each_difference_is_known(
         # Nothing is loaded or hurt here; and the model `repeat_stream` refuses negative numbers.
         on_request = {"repository.load", "repository.load.unknown", "streams.decoupled"}
         assert not [each for each in untold - on_request if not each.startswith("limits.hurt.")]
+
+
+def tensor(name: str, datatype: str, shape: Sequence[int], *data: float) -> dict[str, Any]:
+    """Return a tensor in the form that a file of `--expect` has."""
+    return {"name": name, "datatype": datatype, "shape": list(shape), "data": data}
+
+
+FURTHER: Mapping[str, tuple[Prepare, dict[str, Any]]] = {
+    "mlflow": (
+        mlflow.serving("add_sub"),
+        {
+            "inputs": [
+                tensor("INPUT0", "INT64", (2, 2), 1, 2, 3, 4),
+                tensor("INPUT1", "INT64", (2, 2), 4, 3, 2, 1),
+            ],
+            "outputs": [
+                tensor("OUTPUT0", "INT64", (2, 2), 5, 5, 5, 5),
+                tensor("OUTPUT1", "INT64", (2, 2), -3, -1, 1, 3),
+            ],
+        },
+    ),
+    "seldon": (
+        seldon.prepare,
+        {
+            "inputs": [tensor("x", "FP64", (2, 2), 1, 2, 3, 0.5)],
+            "outputs": [tensor("y", "FP64", (2, 2), 2, 4, 6, 1)],
+        },
+    ),
+}
+"""Servers of further protocols, each with an answer of its model."""
+
+
+@pytest.mark.parametrize("name", FURTHER)
+async def test_a_server_of_a_further_protocol_keeps_each_rule(name: str, tmp_path: Path) -> None:
+    """The server whose behaviour was recorded still has it."""
+    prepare, known = FURTHER[name]
+    (tmp_path / "known.json").write_text(json.dumps(known))
+    with running(name, prepare, tmp_path / "server") as server:
+        found = await certify_server(
+            f"{name}+{server.http_url}", expect={"model": str(tmp_path / "known.json")}
+        )
+    assert [] == [each for each in found.rules if each.verdict is not Verdict.KEEPS]
