@@ -17,11 +17,23 @@ from gateway.app.build.transports import grpc_client, http_client
 from gateway.app.listen.certificates import upstream_tls
 from gateway.config.tls import TlsConfig
 from gateway.conformance.findings import Findings, RuleFinding, Subject, Verdict
-from gateway.conformance.replies import Reply, grpc_reply, http_reply, mismatches
-from gateway.conformance.requests import CannotAsk, Request, request_of
-from gateway.conformance.requests import Subject as Asked
-from gateway.conformance.rules import Rule, Step, is_named, known_differences, load_data, load_rules
-from gateway.conformance.tensors import Case, Declared, Model, free_dimensions, has_values
+from gateway.conformance.replies import ServerReply, grpc_reply, http_reply, mismatches
+from gateway.conformance.requests import CannotAsk, RequestSubject, RuleRequest, request_of
+from gateway.conformance.rules import (
+    ConformanceRule,
+    RuleStep,
+    is_named,
+    known_differences,
+    load_data,
+    load_rules,
+)
+from gateway.conformance.tensors import (
+    CertifiedModel,
+    DeclaredTensor,
+    InferenceCase,
+    free_dimensions,
+    has_values,
+)
 from gateway.ir.errors import DeadlineExceeded, GatewayError
 from gateway.ir.texts import visible
 from gateway.settings.units import Url, parse_url
@@ -39,34 +51,56 @@ _MOST_ASKED: Final = 3
 _MOST_TEXTS: Final = 3
 _SHOWN: Final = 400
 
-_WANTED: Final = {
-    "datatype": "with an input of {} whose answer is known: --model NAME --expect identity",
-    "first": "whose first input is {} and whose answer is known: --model NAME --expect identity",
-    "known": "whose answer is known: --model NAME --expect identity",
-    "identity": "that returns its inputs: --model NAME --expect identity",
-    "matrix": "of matrices that returns its inputs: --model NAME --expect identity",
-    "variable": "with an input of variable size",
-    "version": "that names its versions",
-    "inputs": "with several inputs",
-    "sequence": "that takes sequences, as its configuration says",
-    "decoupled": "that is decoupled, as its configuration says",
+_NEEDS: Final[Mapping[str, tuple[Callable[[CertifiedModel, Any], bool], str]]] = {
+    "datatype": (
+        lambda model, kind: kind in model.datatypes and model.expect != "",
+        "with an input of {} and a known answer: --model NAME --expect identity",
+    ),
+    "first": (
+        lambda model, kind: model.datatypes[:1] == (kind,),
+        "whose first input is {}",
+    ),
+    "matrix": (
+        lambda model, _: len(model.inputs) > 0 and len(model.inputs[0].shape) > 1,
+        "that returns matrices: --model NAME --expect identity",
+    ),
+    "identity": (
+        lambda model, _: model.expect == "identity",
+        "that returns its inputs: --model NAME --expect identity",
+    ),
+    "known": (
+        lambda model, _: model.expect != "",
+        "whose answer is known: --model NAME --expect identity",
+    ),
+    "variable": (
+        lambda model, _: all(free_dimensions(each.shape) for each in model.inputs),
+        "with inputs of variable size",
+    ),
+    "version": (lambda model, _: len(model.versions) > 0, "that names its versions"),
+    "inputs": (lambda model, count: len(model.inputs) >= count, "with {} inputs"),
+    "sequence": (
+        lambda model, _: model.takes_numbered_sequences,
+        "whose configuration has sequences with ids that are numbers",
+    ),
+    "decoupled": (lambda model, _: model.is_decoupled, "whose configuration says decoupled"),
+    "model": (lambda _model, _: True, "to infer with"),
 }
-"""What a model must have, for the text when none has it; the first that is needed is named."""
+"""What rules need of models, and how a finding calls it."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Server:
+class _DescribedServer:
     """What the server says of itself; with a fault nothing can be told."""
 
     name: str = ""
     version: str = ""
     extensions: tuple[str, ...] = ()
-    models: tuple[Model, ...] = ()
+    models: tuple[CertifiedModel, ...] = ()
     fault: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class _Judged:
+class _Judgement:
     """What came of a rule and one model."""
 
     verdict: Verdict
@@ -105,7 +139,7 @@ async def certify_server(  # noqa: PLR0913  # keyword-only, but for the first
         rate: The most requests in a second.
         timeout_s: How long one reply may take.
         most_s: How long all may take; what is left then cannot be told.
-        headers: Of each request.
+        headers: Sent with each request, such as a credential.
         tls: How to connect; as the URL says by default.
         on_finding: Receives each finding when it is known.
 
@@ -116,9 +150,11 @@ async def certify_server(  # noqa: PLR0913  # keyword-only, but for the first
     address = parse_url(url) if isinstance(url, str) else url
     protocol = f"{address.protocol}+{address.carrier}"
     rules = chosen_rules(protocol, only, ignore)
-    line = _Line(address, tls, timeout_s, most_s, rate)
+    line = _LimitedClient(address, tls, timeout_s, most_s, rate)
     try:
-        asker = _Asker(line, Asked(address, headers, seed=seed), control=control, hurt=hurt)
+        asker = _Certification(
+            line, RequestSubject(address, headers, seed=seed), control=control, hurt=hurt
+        )
         await asker.discover(protocol, models, dict(expect or {}))
         found = await asker.ask_all(rules, on_finding)
     finally:
@@ -128,7 +164,9 @@ async def certify_server(  # noqa: PLR0913  # keyword-only, but for the first
     return Findings(subject, found, ())
 
 
-def chosen_rules(protocol: str, only: Sequence[str], ignore: Sequence[str]) -> list[Rule]:
+def chosen_rules(
+    protocol: str, only: Sequence[str], ignore: Sequence[str]
+) -> list[ConformanceRule]:
     """Return the rules of a protocol that are asked.
 
     Raises:
@@ -149,7 +187,7 @@ class _CannotTell(Exception):  # no error: a verdict
     """Why nothing can be told."""
 
 
-class _Line:
+class _LimitedClient:
     """Sends requests within the limits of a certification."""
 
     def __init__(
@@ -175,7 +213,7 @@ class _Line:
     async def close(self) -> None:
         await self._client.close()
 
-    async def send(self, request: Request) -> tuple[list[Reply], str]:
+    async def send(self, request: RuleRequest) -> tuple[list[ServerReply], str]:
         """Return the replies, and why a stream with replies has no end.
 
         Raises:
@@ -191,7 +229,7 @@ class _Line:
             if self._sent >= MOST_REQUESTS:
                 raise _CannotTell(f"not asked: {MOST_REQUESTS} requests are the most")
             self._sent += 1
-            replies: list[Reply] = []
+            replies: list[ServerReply] = []
             try:
                 if request.is_stream:
                     await self._collect(request.wire, deadline, replies)
@@ -208,29 +246,31 @@ class _Line:
                 raise _CannotTell(text.replace("end", "reply")) from None
             except GatewayError as error:
                 raise _CannotTell(visible(error.message, _SHOWN)) from error
-            return replies or [Reply("nothing")], ""
+            return replies or [ServerReply("nothing")], ""
 
-    async def _collect(self, wire: Any, deadline: float, replies: list[Reply]) -> None:
+    async def _collect(self, wire: Any, deadline: float, replies: list[ServerReply]) -> None:
         async with aclosing(self._client.stream(wire, deadline=deadline)) as stream:
             async for each in stream:
                 replies.append(self._read(each, wire))
                 if len(replies) >= _MOST_REPLIES:
                     raise _CannotTell(f"a stream of more than {_MOST_REPLIES} replies")
 
-    def _read(self, reply: Any, wire: HttpRequest | GrpcRequest) -> Reply:
+    def _read(self, reply: Any, wire: HttpRequest | GrpcRequest) -> ServerReply:
         if isinstance(wire, HttpRequest):
             return http_reply(reply, has_tensors=wire.path.endswith("/infer"))
         return grpc_reply(reply, wire.method.rpartition("/")[2])
 
 
-class _Asker:
+class _Certification:
     """Asks the rules of one server."""
 
-    def __init__(self, line: _Line, subject: Asked, *, control: bool, hurt: bool) -> None:
+    def __init__(
+        self, line: _LimitedClient, subject: RequestSubject, *, control: bool, hurt: bool
+    ) -> None:
         self._line = line
         self._subject = subject
         self._flags = {"control": control, "hurt": hurt}
-        self.server = _Server()
+        self.server = _DescribedServer()
 
     async def discover(
         self, protocol: str, names: Sequence[str], expect: Mapping[str, str]
@@ -239,16 +279,17 @@ class _Asker:
         steps = load_data(f"{protocol.replace('+', '_')}.yaml").get("discovery")
         if steps is None:
             answers = {**dict.fromkeys(names, ""), **expect}
-            self.server = _Server(models=tuple(Model(n, expect=e) for n, e in answers.items()))
+            models = (CertifiedModel(name, expect=each) for name, each in answers.items())
+            self.server = _DescribedServer(models=tuple(models))
             return
         try:
             reply = await self._question(steps["server"], self._subject)
         except _CannotTell as error:
-            self.server = _Server(fault=str(error))
+            self.server = _DescribedServer(fault=str(error))
             return
         document = reply.document
         if not isinstance(document, dict) or not reply.is_success:
-            self.server = _Server(fault=f"no metadata of Open Inference: {reply.text()}")
+            self.server = _DescribedServer(fault=f"no metadata of Open Inference: {reply.text()}")
             return
         found = dict.fromkeys((*names, *expect))
         if all(name in expect for name in found):
@@ -258,7 +299,7 @@ class _Asker:
                 group.create_task(self._model(steps, name, expect))
                 for name in list(found)[:_MOST_MODELS]
             ]
-        self.server = _Server(
+        self.server = _DescribedServer(
             _text(document.get("name")),
             _text(document.get("version")),
             tuple(map(_text, _list(document.get("extensions")))),
@@ -272,48 +313,45 @@ class _Asker:
             except _CannotTell:
                 continue
             entries = document.get("models") if isinstance(document, dict) else document
-            names = [
+            found = [
                 each.get("name") if isinstance(each, dict) else each for each in _list(entries)
             ]
-            if texts := sorted(
-                {name for name in names if isinstance(name, str) and name.isprintable()} - {""}
-            ):
-                return texts
+            if names := {each for each in found if isinstance(each, str) and each.isprintable()}:
+                return sorted(names - {""})
         return []
 
-    async def _model(self, steps: Mapping[str, Any], name: str, expect: Mapping[str, str]) -> Model:
-        answer = expect.get(name, "")
-        subject = replace(self._subject, model=Model(name))
+    async def _model(
+        self, steps: Mapping[str, Any], name: str, expect: Mapping[str, str]
+    ) -> CertifiedModel:
+        model = CertifiedModel(name, expect=expect.get(name, ""))
+        subject = replace(self._subject, model=model)
         try:
             reply = await self._question(steps["model"], subject)
-            config = await self._question(steps["config"], subject)
-        except _CannotTell as error:
-            return Model(name, expect=answer, fault=str(error))
-        found = reply.document if isinstance(reply.document, dict) else {}
+            config = (await self._question(steps["config"], subject)).document
+        except (_CannotTell, ValueError) as error:
+            return replace(model, fault=visible(str(error), _SHOWN))
         if not reply.is_success:
-            return Model(name, expect=answer, fault=f"no metadata: {reply.text()}")
+            return replace(model, fault=f"no metadata: {reply.text()}")
         try:
-            inputs, outputs = (_declared(found.get(key)) for key in ("inputs", "outputs"))
+            found = reply.document
+            inputs, outputs = (_declared(found[key]) for key in ("inputs", "outputs"))
         except (LookupError, TypeError, ValueError):
-            return Model(
-                name, expect=answer, fault="its metadata have no usable inputs and outputs"
-            )
-        document = (
-            config.document if config.is_success and isinstance(config.document, dict) else {}
-        )
+            return replace(model, fault="its metadata have no usable inputs and outputs")
         versions = tuple(each for each in _list(found.get("versions")) if isinstance(each, str))
-        return Model(name, versions, inputs, outputs, document.get("config", document), answer)
+        config = config if isinstance(config, dict) else {}
+        config = config.get("config", config)
+        return replace(model, versions=versions, inputs=inputs, outputs=outputs, config=config)
 
-    async def _question(self, step: Mapping[str, Any], subject: Asked) -> Reply:
+    async def _question(self, step: Mapping[str, Any], subject: RequestSubject) -> ServerReply:
         replies, _ = await self._line.send(request_of(step, subject))
         return replies[-1]
 
     async def ask_all(
-        self, rules: Sequence[Rule], on_finding: Callable[[RuleFinding], None] | None
+        self, rules: Sequence[ConformanceRule], on_finding: Callable[[RuleFinding], None] | None
     ) -> list[RuleFinding]:
         """Return a finding for each rule; what changes or harms the server is asked last."""
 
-        async def ask(rule: Rule) -> RuleFinding:
+        async def ask(rule: ConformanceRule) -> RuleFinding:
             finding = await self._ask(rule)
             if on_finding is not None:
                 on_finding(finding)
@@ -328,80 +366,59 @@ class _Asker:
                 found[rule.id] = await ask(rule)
         return [found[rule.id] for rule in rules]
 
-    async def _ask(self, rule: Rule) -> RuleFinding:
+    async def _ask(self, rule: ConformanceRule) -> RuleFinding:
         missing = [name for name in self._flags if name in rule.needs and not self._flags[name]]
         if missing or self.server.fault:
             reason = f"asked with --{missing[0]} only" if missing else self.server.fault
-            return self._finding(rule, _Judged(Verdict.CANNOT_TELL, reason))
-        needs_model = bool(rule.needs.keys() & {"model", *_WANTED})
+            return self._finding(rule, _Judgement(Verdict.CANNOT_TELL, reason))
+        needs_model = bool(rule.needs.keys() & _NEEDS.keys())
         models = [each for each in self.server.models if self._fits(rule, each)]
         if needs_model and not models:
-            return self._finding(rule, _Judged(Verdict.CANNOT_TELL, self._nothing_fits(rule)))
+            return self._finding(rule, _Judgement(Verdict.CANNOT_TELL, self._nothing_fits(rule)))
         outputs = rule.needs.get("outputs", 0)
         models.sort(key=lambda model: (not model.expect, len(model.outputs) < outputs))
-        judged: list[_Judged] = []
-        for model in models[:_MOST_ASKED] if needs_model else [Model("")]:
+        judged: list[_Judgement] = []
+        for model in models[:_MOST_ASKED] if needs_model else [CertifiedModel("")]:
             try:
                 judged.append(await self._judge(rule, model))
             except CannotAsk as error:  # perhaps of the next one
-                judged.append(_Judged(Verdict.CANNOT_TELL, visible(str(error), _SHOWN)))
+                judged.append(_Judgement(Verdict.CANNOT_TELL, visible(str(error), _SHOWN)))
             else:
                 if not rule.needs.get("every"):
                     break
         order = (Verdict.DIFFERS, Verdict.KEEPS, Verdict.CANNOT_TELL)
         return self._finding(rule, min(judged, key=lambda each: order.index(each.verdict)))
 
-    def _fits(self, rule: Rule, model: Model) -> bool:
-        needs, config = rule.needs, model.config
-        kinds = [each.datatype for each in model.inputs]
-        policy = config.get("model_transaction_policy") or {}
-        batching = config.get("sequence_batching")
-        infers = any("infer" in step.request for step in rule.steps)
-        values = {step.request.get("values", "plain") for step in rule.steps} - {
-            "plain",
-            "empty",
-            "large",
-        }
-        if not infers:  # what is wrong with its metadata is what such a rule finds out
-            return bool(model.versions or "version" not in needs) and bool(
-                model.expect or "known" not in needs
-            )
-        return not model.fault and all(
-            (
-                model.expect or not needs.keys() & {"known", "identity", "datatype"},
-                model.expect == "identity" or "identity" not in needs,
-                needs.get("datatype", "") in {"", *kinds},
-                all(free_dimensions(each.shape) for each in model.inputs)
-                or "variable" not in needs,
-                "matrix" not in needs or (kinds and len(model.inputs[0].shape) > 1),
-                model.versions or "version" not in needs,
-                len(kinds) >= needs.get("inputs", 0),
-                (batching is not None) == ("sequence" in needs),
-                not batching or _has_numbers(batching),
-                bool(policy.get("decoupled")) == ("decoupled" in needs),
-                needs.get("first", "") in {"", *kinds[:1]},
-                all(has_values(name, needs.get("datatype") or (*kinds, "")[0]) for name in values),
-            )
+    def _fits(self, rule: ConformanceRule, model: CertifiedModel) -> bool:
+        needs = rule.needs
+        has_all = all(_NEEDS[name][0](model, needs[name]) for name in needs.keys() & _NEEDS.keys())
+        if not any("infer" in step.request for step in rule.steps):
+            return has_all  # what is wrong with its metadata is what such a rule finds out
+        kind = needs.get("datatype") or (*model.datatypes, "")[0]
+        values = [step.request.get("values", "plain") for step in rule.steps]
+        return (
+            has_all
+            and not model.fault
+            and model.has_sequences == ("sequence" in needs)
+            and model.is_decoupled == ("decoupled" in needs)
+            and (model.expect != "identity" or all(has_values(each, kind) for each in values))
         )
 
-    def _nothing_fits(self, rule: Rule) -> str:
+    def _nothing_fits(self, rule: ConformanceRule) -> str:
         if not self.server.models:
             return "the server lists no models: name one with --model"
         faults = [f"model {each.name!r}: {each.fault}" for each in self.server.models if each.fault]
         if len(faults) == len(self.server.models):
             return visible(faults[0], _SHOWN)
-        texts = [
-            text.format(rule.needs[name]) for name, text in _WANTED.items() if name in rule.needs
-        ]
-        wanted = (*texts, "to infer with")[0]
-        return f"there is no model {wanted}"
+        name = next(name for name in _NEEDS if name in rule.needs)
+        return f"there is no model {_NEEDS[name][1].format(rule.needs[name])}"
 
-    async def _judge(self, rule: Rule, model: Model) -> _Judged:
+    async def _judge(self, rule: ConformanceRule, model: CertifiedModel) -> _Judgement:
         subject = replace(
             self._subject, model=model, seed=crc32(f"{self._subject.seed} {rule.id}".encode())
         )
         request, text = "", ""
-        replies: list[Reply] = []
+        replies: list[ServerReply] = []
         try:
             for step, case in self._requests(rule, model):
                 made = request_of(step.request, replace(subject, case=case))
@@ -415,73 +432,72 @@ class _Asker:
                     )
         except _CannotTell as error:
             if "hurt" in rule.needs and replies:
-                return _Judged(Verdict.DIFFERS, f"the server is hurt: {error}", request)
-            return _Judged(Verdict.CANNOT_TELL, str(error), request)
+                return _Judgement(Verdict.DIFFERS, f"the server is hurt: {error}", request)
+            return _Judgement(Verdict.CANNOT_TELL, str(error), request)
         except ValueError as error:
-            return _Judged(Verdict.CANNOT_TELL, visible(str(error), _SHOWN), request)
-        if not self._knows(rule, replies):
-            return _Judged(Verdict.CANNOT_TELL, f"the server does not announce it: {text}", request)
-        return _Judged(Verdict.KEEPS, text, request)
+            return _Judgement(Verdict.CANNOT_TELL, visible(str(error), _SHOWN), request)
+        if self._may_not_know(rule, replies[-1]):
+            text = f"the server does not announce the extension: {text}"
+            return _Judgement(Verdict.CANNOT_TELL, text, request)
+        return _Judgement(Verdict.KEEPS, text, request)
 
-    def _knows(self, rule: Rule, replies: Sequence[Reply]) -> bool:
-        """Return whether a server knows the extension of a rule: it says so, or shows it."""
-        needed = rule.needs.get("understood")
-        shows = bool(replies) and replies[-1].is_success
-        return needed is None or shows or needed in self.server.extensions
+    def _may_not_know(self, rule: ConformanceRule, reply: ServerReply) -> bool:
+        """Return whether a server neither announces nor shows the extension of a rule."""
+        name = rule.needs.get("extension") or rule.needs.get("understood")
+        return name is not None and name not in self.server.extensions and not reply.is_success
 
-    def _requests(self, rule: Rule, model: Model) -> list[tuple[Step, Case]]:
+    def _requests(
+        self, rule: ConformanceRule, model: CertifiedModel
+    ) -> list[tuple[RuleStep, InferenceCase]]:
         """Return the steps with what they send: a single step sends all values of its set."""
         found = []
         for step in rule.steps:
             values = step.request.get("values", "plain")
-            cases = [Case()]
+            cases = [InferenceCase()]
             if step.request.keys() & {"infer", "json"}:
                 datatype = rule.needs.get("datatype", "")
-                cases = model.cases(values, datatype, self._subject.seed) or [Case()]
+                cases = model.cases(values, datatype, self._subject.seed) or [InferenceCase()]
             found += [(step, case) for case in (cases if len(rule.steps) == 1 else cases[:1])]
         return found
 
     def _weighed(
         self,
-        rule: Rule,
-        model: Model,
-        step: Step,
-        replies: Sequence[Reply],
+        rule: ConformanceRule,
+        model: CertifiedModel,
+        step: RuleStep,
+        replies: Sequence[ServerReply],
         wrong: str,
         request: str,
-    ) -> _Judged:
+    ) -> _Judgement:
         """Return what a difference means."""
-        extension = rule.needs.get("extension")
-        is_unknown = extension is not None and extension not in self.server.extensions
-        if is_unknown or not self._knows(rule, replies):
+        is_unknown = rule.needs.get("extension", "") not in {"", *self.server.extensions}
+        if is_unknown or self._may_not_know(rule, replies[-1]):
             text = f"the server does not announce the extension: {wrong}"
-            return _Judged(Verdict.CANNOT_TELL, text, request)
+            return _Judgement(Verdict.CANNOT_TELL, text, request)
         is_valid = any(each in {"200", "OK"} for answer in step.answers for each in answer.status)
-        if (
-            "infer" in step.request
-            and is_valid
-            and not (model.expect or (replies and replies[-1].is_success and not replies[-1].error))
-        ):
+        is_inferred = replies[-1].is_success and not replies[-1].error
+        if "infer" in step.request and is_valid and not (model.expect or is_inferred):
             text = f"model {model.name!r} may not take the values that were made for it: {wrong}"
-            return _Judged(Verdict.CANNOT_TELL, text, request)
-        return _Judged(Verdict.DIFFERS, wrong, request)
+            return _Judgement(Verdict.CANNOT_TELL, text, request)
+        return _Judgement(Verdict.DIFFERS, wrong, request)
 
-    def _finding(self, rule: Rule, judged: _Judged) -> RuleFinding:
+    def _finding(self, rule: ConformanceRule, judged: _Judgement) -> RuleFinding:
         verdict, found = judged.verdict, judged.found
         if rule.open and verdict is not Verdict.CANNOT_TELL:
             verdict, found = Verdict.SAYS_NOTHING, f"{found} ({rule.open})"
         if verdict is Verdict.DIFFERS:
             for each in known_differences():
-                if each.server in self.server.name.lower() and {rule.id, rule.group} & set(
-                    each.rules
-                ):
+                is_its = each.server in self.server.name.lower()
+                if is_its and {rule.id, rule.group} & set(each.rules):
                     found = f"{found} (known of {each.server}: {each.what}; {each.gateway})"
         return RuleFinding(
             rule.id, rule.group, verdict, rule.says, found, rule.source, judged.request
         )
 
 
-def _wrong(step: Step, replies: Sequence[Reply], endless: str, subject: Asked) -> list[str]:
+def _wrong(
+    step: RuleStep, replies: Sequence[ServerReply], endless: str, subject: RequestSubject
+) -> list[str]:
     """Return how the replies differ from the answers of a step; nothing for one of them."""
     found: list[str] = [endless] if endless else []
     for reply in replies:
@@ -492,21 +508,10 @@ def _wrong(step: Step, replies: Sequence[Reply], endless: str, subject: Asked) -
     return found
 
 
-def _declared(entries: Any) -> tuple[Declared, ...]:
+def _declared(entries: Any) -> tuple[DeclaredTensor, ...]:
     return tuple(
-        Declared(str(each["name"]), str(each["datatype"]), tuple(map(int, each["shape"])))
+        DeclaredTensor(str(each["name"]), str(each["datatype"]), tuple(map(int, each["shape"])))
         for each in entries
-    )
-
-
-def _has_numbers(batching: Any) -> bool:
-    """Return whether a model takes sequences with ids that are numbers: others can hang it."""
-    if not isinstance(batching, dict):
-        return False
-    inputs = [each for each in _list(batching.get("control_input")) if isinstance(each, dict)]
-    controls = [control for each in inputs for control in _list(each.get("control"))]
-    return all(
-        each.get("data_type") != "TYPE_STRING" for each in controls if isinstance(each, dict)
     )
 
 

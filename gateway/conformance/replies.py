@@ -10,9 +10,9 @@ from typing import Any, Final
 from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 
-from gateway.conformance.requests import CONTENTS, LENGTH, Subject
-from gateway.conformance.rules import Answer
-from gateway.conformance.tensors import BYTES, NAMES, Tensor, elements_of, raw_of
+from gateway.conformance.requests import CONTENTS, LENGTH, RequestSubject
+from gateway.conformance.rules import AllowedReply
+from gateway.conformance.tensors import BYTES, NAMES, RawTensor, elements_of, raw_of
 from gateway.ir.texts import visible
 from gateway.schema.pool import message_class
 from gateway.wire.grpc import GrpcResponse, GrpcStatus
@@ -28,7 +28,7 @@ _SIZE: Final = re.compile("-1|[0-9]+")
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class ServerReply:
     """One reply.
 
     Attributes:
@@ -43,7 +43,7 @@ class Reply:
     status: str
     headers: Mapping[str, str] = field(default_factory=dict)
     document: Any = None
-    outputs: tuple[tuple[Tensor, str], ...] = ()
+    outputs: tuple[tuple[RawTensor, str], ...] = ()
     faults: tuple[str, ...] = ()
     error: str = ""
 
@@ -57,7 +57,7 @@ class Reply:
         return f"{self.status}: {visible(self.error, _SHOWN)}" if self.error else self.status
 
 
-def http_reply(wire: HttpResponse, *, has_tensors: bool) -> Reply:
+def http_reply(wire: HttpResponse, *, has_tensors: bool) -> ServerReply:
     """Return what a response over HTTP says; that to an inference has tensors."""
     headers = dict(reversed(wire.headers.lowered))
     body, faults = bytes(wire.view), []
@@ -75,7 +75,7 @@ def http_reply(wire: HttpResponse, *, has_tensors: bool) -> Reply:
             )
         except (ValueError, RecursionError) as fault:
             faults.append(f"the body is no JSON: {visible(str(fault), 80)}")
-    outputs: list[tuple[Tensor, str]] = []
+    outputs: list[tuple[RawTensor, str]] = []
     error: Any = ""
     if isinstance(document, dict):
         error = document.get("error", document.get("detail", ""))
@@ -90,7 +90,7 @@ def http_reply(wire: HttpResponse, *, has_tensors: bool) -> Reply:
             if tail and not faults:
                 faults.append(f"{len(tail)} bytes are left behind the outputs")
     text = error if isinstance(error, str) else json.dumps(error)
-    return Reply(str(wire.status), headers, document, tuple(outputs), tuple(faults), text)
+    return ServerReply(str(wire.status), headers, document, tuple(outputs), tuple(faults), text)
 
 
 def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _http_output(entry: Any, tail: bytes) -> tuple[Tensor, str, bytes]:
+def _http_output(entry: Any, tail: bytes) -> tuple[RawTensor, str, bytes]:
     """Return an output, its form, and the rest of the binary data."""
     if not isinstance(entry, dict):
         raise TypeError("it is no object")
@@ -112,10 +112,10 @@ def _http_output(entry: Any, tail: bytes) -> tuple[Tensor, str, bytes]:
         raise ValueError("it has neither data nor a binary_data_size, or both")
     if size is None:
         raw = raw_of(datatype, list(_flat(data, 0)))
-        return _counted(Tensor(name, datatype, shape, raw)), "json", tail
+        return _counted(RawTensor(name, datatype, shape, raw)), "json", tail
     if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= len(tail):
         raise ValueError(f"its binary_data_size is {size!r}, where {len(tail)} bytes follow")
-    return _counted(Tensor(name, datatype, shape, tail[:size])), "binary", tail[size:]
+    return _counted(RawTensor(name, datatype, shape, tail[:size])), "binary", tail[size:]
 
 
 def _flat(data: Any, depth: int) -> Iterator[Any]:
@@ -141,30 +141,30 @@ def _described(name: Any, datatype: Any, shape: Any) -> tuple[str, str, tuple[in
     return name, datatype, tuple(sizes)
 
 
-def _counted(tensor: Tensor) -> Tensor:
+def _counted(tensor: RawTensor) -> RawTensor:
     found, expected = len(elements_of(tensor.datatype, tensor.raw)), math.prod(tensor.shape)
     if found != expected:
         raise ValueError(f"it has {found} elements, and the shape {list(tensor.shape)}")
     return tensor
 
 
-def grpc_reply(wire: GrpcResponse, method: str) -> Reply:
+def grpc_reply(wire: GrpcResponse, method: str) -> ServerReply:
     """Return what a response over gRPC says."""
     status = wire.status.name
     if wire.status is not GrpcStatus.OK:
-        return Reply(status, error=wire.details)
+        return ServerReply(status, error=wire.details)
     try:
         kind = message_class("oip", f"inference.{method}Response")
         message: Any = kind.FromString(bytes(wire.view))
     except (DecodeError, KeyError):  # there may be no such method
-        return Reply(status, faults=(f"the message is no {method}Response",))
+        return ServerReply(status, faults=(f"the message is no {method}Response",))
     document = json_format.MessageToDict(
         message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
     )
     error = ""
     if method == "ModelStreamInfer":
         error, message = message.error_message, message.infer_response
-    outputs: list[tuple[Tensor, str]] = []
+    outputs: list[tuple[RawTensor, str]] = []
     faults: list[str] = []
     if method in {"ModelInfer", "ModelStreamInfer"}:
         raws = message.raw_output_contents
@@ -175,24 +175,24 @@ def grpc_reply(wire: GrpcResponse, method: str) -> Reply:
                 outputs.append(_grpc_output(entry, raws[at] if at < len(raws) else None))
             except ValueError as fault:
                 faults.append(f"output {at}: {visible(str(fault), _SHOWN)}")
-    return Reply(status, {}, document, tuple(outputs), tuple(faults), error)
+    return ServerReply(status, {}, document, tuple(outputs), tuple(faults), error)
 
 
-def _grpc_output(entry: Any, raw: bytes | None) -> tuple[Tensor, str]:
+def _grpc_output(entry: Any, raw: bytes | None) -> tuple[RawTensor, str]:
     name, datatype, shape = _described(entry.name, entry.datatype, list(entry.shape))
     filled = [each.name for each, _ in entry.contents.ListFields()]
     if raw is not None:
         if filled:
             raise ValueError("it has raw and typed contents")
-        return _counted(Tensor(name, datatype, shape, raw)), "raw"
+        return _counted(RawTensor(name, datatype, shape, raw)), "raw"
     expected = CONTENTS.get(datatype)
     if filled not in ([], [expected]):
         raise ValueError(f"its contents are {', '.join(filled)}; expected {expected}")
     elements = list(getattr(entry.contents, expected)) if expected and filled else []
-    return _counted(Tensor(name, datatype, shape, raw_of(datatype, elements))), "contents"
+    return _counted(RawTensor(name, datatype, shape, raw_of(datatype, elements))), "contents"
 
 
-def mismatches(answer: Answer, reply: Reply, subject: Subject) -> list[str]:
+def mismatches(answer: AllowedReply, reply: ServerReply, subject: RequestSubject) -> list[str]:
     """Return in words how a reply differs from an answer; nothing if it is that answer."""
     if not any(_is_status(reply.status, each) for each in answer.status):
         return [f"{reply.text()}; expected {' or '.join(answer.status)}"]
@@ -225,7 +225,7 @@ _KINDS: Final[Mapping[str, Callable[[Any], bool]]] = {
 }
 
 
-def _differences(pattern: Any, value: Any, at: str, subject: Subject) -> Iterator[str]:
+def _differences(pattern: Any, value: Any, at: str, subject: RequestSubject) -> Iterator[str]:
     """Yield how a value differs from a pattern; see the text of `rules`."""
     where = f"{at!r}" if at else "the body"
     if value is _ABSENT or pattern == "$absent":
@@ -245,7 +245,7 @@ def _differences(pattern: Any, value: Any, at: str, subject: Subject) -> Iterato
         yield f"{where} is {_shown(value)}; expected {kind}"
 
 
-def _compared(pattern: Any, value: Any, where: str, subject: Subject) -> Iterator[str]:
+def _compared(pattern: Any, value: Any, where: str, subject: RequestSubject) -> Iterator[str]:
     """Yield how a list differs from what one item of it must be, or the whole."""
     if "$equal" in pattern:
         if value != pattern["$equal"]:
@@ -278,7 +278,9 @@ def _shown(value: Any) -> str:
     return visible(json.dumps(value, ensure_ascii=False), 80)
 
 
-def _wrong_outputs(answer: Answer, reply: Reply, subject: Subject) -> Iterator[str]:
+def _wrong_outputs(
+    answer: AllowedReply, reply: ServerReply, subject: RequestSubject
+) -> Iterator[str]:
     declared = {each.name: each for each in subject.model.outputs}
     known = {each.name: each for each in subject.case.outputs}
     came = [tensor.name for tensor, _ in reply.outputs]
@@ -308,7 +310,7 @@ def _is_shape(shape: Sequence[int], declared: Sequence[int]) -> bool:
     )
 
 
-def _wrong_bits(found: Tensor, expected: Tensor) -> Iterator[str]:
+def _wrong_bits(found: RawTensor, expected: RawTensor) -> Iterator[str]:
     where = f"output {visible(found.name, 80)!r}"
     if (found.datatype, found.shape) != (expected.datatype, expected.shape):
         yield (
@@ -325,7 +327,7 @@ def _wrong_bits(found: Tensor, expected: Tensor) -> Iterator[str]:
         yield f"{where} has other bits: {found.raw[:40].hex()}; expected {expected.raw[:40].hex()}"
 
 
-def _wrong_classes(found: Tensor, known: Tensor | None) -> Iterator[str]:
+def _wrong_classes(found: RawTensor, known: RawTensor | None) -> Iterator[str]:
     """Yield what is wrong with the best classes of a known output, ties by lower index."""
     if known is None:
         return

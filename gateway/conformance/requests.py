@@ -12,7 +12,13 @@ from urllib.parse import quote
 
 from google.protobuf import json_format
 
-from gateway.conformance.tensors import BYTES, Case, Model, Tensor, elements_of
+from gateway.conformance.tensors import (
+    BYTES,
+    CertifiedModel,
+    InferenceCase,
+    RawTensor,
+    elements_of,
+)
 from gateway.schema.pool import message_class
 from gateway.settings.units import Url
 from gateway.wire.grpc import GrpcRequest, Metadata
@@ -42,21 +48,21 @@ class CannotAsk(Exception):  # no error: the rule cannot be asked of this model
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class RequestSubject:
     """What a request is about.
 
     Attributes:
         url: The server.
-        headers: Headers of each request, such as a credential.
+        headers: Sent with each request, such as a credential.
         model: The model; without a name for rules about the server.
         case: What is sent.
-        seed: Of the chosen numbers.
+        seed: Chooses the id of a sequence.
     """
 
     url: Url
     headers: Metadata = ()
-    model: Model = Model("")  # noqa: RUF009  # frozen
-    case: Case = Case()  # noqa: RUF009  # frozen
+    model: CertifiedModel = CertifiedModel("")  # noqa: RUF009  # frozen
+    case: InferenceCase = InferenceCase()  # noqa: RUF009  # frozen
     seed: int = 0
 
     def filled(self, value: Any) -> Any:
@@ -77,24 +83,24 @@ class Subject:
         return text
 
 
-def _first(subject: Subject) -> Tensor:
+def _first(subject: RequestSubject) -> RawTensor:
     if not subject.case.inputs:
         raise CannotAsk(f"model {subject.model.name!r} has no inputs in its metadata")
     return subject.case.inputs[0]
 
 
-def _output(subject: Subject, at: int) -> str:
+def _output(subject: RequestSubject, at: int) -> str:
     if not subject.model.outputs:
         raise CannotAsk(f"model {subject.model.name!r} has no outputs in its metadata")
     return subject.model.outputs[at].name
 
 
-def _longer(subject: Subject) -> list[int]:
+def _longer(subject: RequestSubject) -> list[int]:
     *before, last = _first(subject).shape or (1,)
     return [*before, last + 1]
 
 
-def _nested(tensor: Tensor) -> Any:
+def _nested(tensor: RawTensor) -> Any:
     """Return the elements as lists in the shape of the tensor."""
     found = list(map(_json_element, elements_of(tensor.datatype, tensor.raw)))
     for size in reversed(tensor.shape[1:]):
@@ -102,7 +108,7 @@ def _nested(tensor: Tensor) -> Any:
     return found
 
 
-def _columns(tensors: Sequence[Tensor]) -> Any:
+def _columns(tensors: Sequence[RawTensor]) -> Any:
     """Return the data of a single tensor, or those of several by name."""
     if not tensors:
         raise CannotAsk("its inputs and outputs are not known: --model NAME --expect FILE")
@@ -110,7 +116,7 @@ def _columns(tensors: Sequence[Tensor]) -> Any:
     return found if len(found) > 1 else next(iter(found.values()))
 
 
-def _rows(tensors: Sequence[Tensor]) -> Any:
+def _rows(tensors: Sequence[RawTensor]) -> Any:
     """Return the items along the first axis; of several tensors each is an object."""
     columns = _columns(tensors)
     if not isinstance(columns, dict):
@@ -118,7 +124,7 @@ def _rows(tensors: Sequence[Tensor]) -> Any:
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-_FACTS: Final[Mapping[str, Callable[[Subject], Any]]] = {
+_FACTS: Final[Mapping[str, Callable[[RequestSubject], Any]]] = {
     "$model": lambda subject: subject.model.name,
     "$version": lambda subject: subject.model.versions[-1],
     "$output": lambda subject: _output(subject, 0),
@@ -139,7 +145,7 @@ _FACTS: Final[Mapping[str, Callable[[Subject], Any]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class RuleRequest:
     """One request.
 
     Attributes:
@@ -153,7 +159,7 @@ class Request:
     is_stream: bool = False
 
 
-def request_of(step: Mapping[str, Any], subject: Subject) -> Request:
+def request_of(step: Mapping[str, Any], subject: RequestSubject) -> RuleRequest:
     """Return the request of a step.
 
     Raises:
@@ -166,7 +172,9 @@ def request_of(step: Mapping[str, Any], subject: Subject) -> Request:
     return made
 
 
-def _changed(document: dict[str, Any], step: Mapping[str, Any], subject: Subject) -> dict[str, Any]:
+def _changed(
+    document: dict[str, Any], step: Mapping[str, Any], subject: RequestSubject
+) -> dict[str, Any]:
     path = ""
     try:
         for path, value in step.get("set", {}).items():
@@ -176,7 +184,9 @@ def _changed(document: dict[str, Any], step: Mapping[str, Any], subject: Subject
             inner, name = _place(document, path)
             del inner[name]
     except (LookupError, TypeError) as error:
-        raise CannotAsk(f"the request of model {subject.model.name!r} has no {path!r}") from error
+        raise CannotAsk(
+            f"the request of model {subject.model.name!r} has no member {path!r}"
+        ) from error
     return document
 
 
@@ -187,7 +197,7 @@ def _place(document: Any, path: str) -> tuple[Any, Any]:
     return document, keys[-1]
 
 
-def _http(step: Mapping[str, Any], subject: Subject) -> Request:
+def _http(step: Mapping[str, Any], subject: RequestSubject) -> RuleRequest:
     method = "GET" if "get" in step else "POST"
     path = step.get("path") or step.get("get") or step.get("post") or "/v2/models/$model/infer"
     headers, body, tail = dict(step.get("headers", {})), b"", b""
@@ -209,14 +219,14 @@ def _http(step: Mapping[str, Any], subject: Subject) -> Request:
     wire = HttpRequest(
         method, path, headers=Headers((*headers.items(), *_texts(subject.headers))), body=(body,)
     )
-    return Request(wire, _curl(wire, subject, headers, body))
+    return RuleRequest(wire, _curl(wire, subject, headers, body))
 
 
 def _texts(metadata: Metadata) -> tuple[tuple[str, str], ...]:
     return tuple((name, value) for name, value in metadata if isinstance(value, str))
 
 
-def _http_inference(case: Case, form: str) -> tuple[dict[str, Any], bytes]:
+def _http_inference(case: InferenceCase, form: str) -> tuple[dict[str, Any], bytes]:
     document: dict[str, Any] = {"id": "certify", "inputs": []}
     tail = b""
     for at, tensor in enumerate(case.inputs):
@@ -247,7 +257,9 @@ def _json_element(element: Any) -> Any:
         raise CannotAsk("JSON does not have elements that are no text") from error
 
 
-def _curl(wire: HttpRequest, subject: Subject, headers: Mapping[str, str], body: bytes) -> str:
+def _curl(
+    wire: HttpRequest, subject: RequestSubject, headers: Mapping[str, str], body: bytes
+) -> str:
     url = subject.url
     server = f"http{'s' * url.tls}://{url.authority}"
     words = ["curl", "-s", "-i"]
@@ -265,7 +277,7 @@ def _curl(wire: HttpRequest, subject: Subject, headers: Mapping[str, str], body:
     return f"printf '{octal}' | {shlex.join([*words, '--data-binary', '@-'])}"
 
 
-def _grpc(step: Mapping[str, Any], subject: Subject) -> Request:
+def _grpc(step: Mapping[str, Any], subject: RequestSubject) -> RuleRequest:
     is_stream = bool(step.get("stream"))
     method = step.get("call") or ("ModelStreamInfer" if is_stream else "ModelInfer")
     document = _grpc_inference(subject, step["infer"]) if "infer" in step else {}
@@ -276,10 +288,10 @@ def _grpc(step: Mapping[str, Any], subject: Subject) -> Request:
         kind = message_class("oip", f"inference.{'ModelInfer' if is_stream else method}Request")
         message = json_format.ParseDict(document, kind()).SerializeToString()
     wire = GrpcRequest(f"/{SERVICE}/{method}", (message,), subject.headers)
-    return Request(wire, _grpcurl(method, document, subject.url), is_stream)
+    return RuleRequest(wire, _grpcurl(method, document, subject.url), is_stream)
 
 
-def _grpc_inference(subject: Subject, form: str) -> dict[str, Any]:
+def _grpc_inference(subject: RequestSubject, form: str) -> dict[str, Any]:
     document: dict[str, Any] = {"model_name": subject.model.name, "id": "certify", "inputs": []}
     for tensor in subject.case.inputs:
         entry: dict[str, Any] = {

@@ -67,7 +67,7 @@ _RULE_KEYS: Final = {"id", "says", "source", "each", "needs", "open", "steps"}
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class AllowedReply:
     """One allowed answer; see the text of the module."""
 
     status: tuple[str, ...]
@@ -79,15 +79,15 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class RuleStep:
     """One request, and the answers that are allowed."""
 
     request: Mapping[str, Any]
-    answers: tuple[Answer, ...]
+    answers: tuple[AllowedReply, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class ConformanceRule:
     """One rule.
 
     Attributes:
@@ -98,7 +98,7 @@ class Rule:
     id: str
     says: str
     source: str
-    steps: tuple[Step, ...]
+    steps: tuple[RuleStep, ...]
     needs: Mapping[str, Any] = field(default_factory=dict)
     open: str = ""
 
@@ -131,7 +131,7 @@ def is_named(rule: str, names: Sequence[str]) -> bool:
 
 
 @cache
-def load_rules(protocol: str) -> tuple[Rule, ...]:
+def load_rules(protocol: str) -> tuple[ConformanceRule, ...]:
     """Return the rules of a protocol such as `oip+http`.
 
     Raises:
@@ -160,7 +160,7 @@ def known_differences() -> tuple[KnownDifference, ...]:
     return tuple(KnownDifference(**each) for each in load_data("known.yaml"))
 
 
-def parse_rules(text: str) -> tuple[Rule, ...]:
+def parse_rules(text: str) -> tuple[ConformanceRule, ...]:
     """Return the rules of a file.
 
     Raises:
@@ -174,7 +174,7 @@ def parse_rules(text: str) -> tuple[Rule, ...]:
     return rules
 
 
-def _rules(entry: Mapping[str, Any]) -> Iterator[Rule]:
+def _rules(entry: Mapping[str, Any]) -> Iterator[ConformanceRule]:
     each = entry.get("each")
     if each is None:
         yield _rule(entry)
@@ -192,7 +192,7 @@ def _replaced(value: Any, name: str, by: str) -> Any:
     return [_replaced(inner, name, by) for inner in value] if isinstance(value, list) else value
 
 
-def _rule(entry: Mapping[str, Any]) -> Rule:
+def _rule(entry: Mapping[str, Any]) -> ConformanceRule:
     name = entry["id"].lower()
     single = {key: value for key, value in entry.items() if key not in _RULE_KEYS}
     steps = entry.get("steps") or [single]
@@ -201,7 +201,7 @@ def _rule(entry: Mapping[str, Any]) -> Rule:
     missing = {"says", "source"} - entry.keys()
     if missing:
         raise ValueError(f"the rule {name!r} has no {sorted(missing)}")
-    return Rule(
+    return ConformanceRule(
         name,
         entry["says"],
         entry["source"],
@@ -211,18 +211,18 @@ def _rule(entry: Mapping[str, Any]) -> Rule:
     )
 
 
-def _step(rule: str, step: Mapping[str, Any]) -> Step:
+def _step(rule: str, step: Mapping[str, Any]) -> RuleStep:
     if unknown := step.keys() - _STEP_KEYS:
         raise ValueError(f"the rule {rule!r} has the unknown keys {sorted(unknown)}")
     answers = step["answer"]
     found = answers if isinstance(answers, list) else [answers]
     request = {key: value for key, value in step.items() if key != "answer"}
-    return Step(request, tuple(_answer(rule, answer) for answer in found))
+    return RuleStep(request, tuple(_answer(rule, answer) for answer in found))
 
 
-def _answer(rule: str, answer: Mapping[str, Any]) -> Answer:
+def _answer(rule: str, answer: Mapping[str, Any]) -> AllowedReply:
     if unknown := answer.keys() - _ANSWER_KEYS:
         raise ValueError(f"an answer of the rule {rule!r} has the unknown keys {sorted(unknown)}")
     status = answer["status"]
     statuses = status if isinstance(status, list) else [status]
-    return Answer(**{**answer, "status": tuple(map(str, statuses))})
+    return AllowedReply(**{**answer, "status": tuple(map(str, statuses))})

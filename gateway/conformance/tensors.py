@@ -30,7 +30,7 @@ _LARGE: Final = 5000
 _MOST_ELEMENTS: Final = 1 << 18
 
 
-class Declared(NamedTuple):
+class DeclaredTensor(NamedTuple):
     """An input or an output as the server's metadata have it; -1 is a variable dimension."""
 
     name: str
@@ -39,7 +39,7 @@ class Declared(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class RawTensor:
     """A tensor; its elements are little-endian, those of BYTES with their lengths."""
 
     name: str
@@ -49,15 +49,15 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class InferenceCase:
     """Inputs, and the outputs that must come back; none where the answer is not known."""
 
-    inputs: tuple[Tensor, ...] = ()
-    outputs: tuple[Tensor, ...] = ()
+    inputs: tuple[RawTensor, ...] = ()
+    outputs: tuple[RawTensor, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class CertifiedModel:
     """A model of the server.
 
     Attributes:
@@ -68,13 +68,34 @@ class Model:
 
     name: str
     versions: tuple[str, ...] = ()
-    inputs: tuple[Declared, ...] = ()
-    outputs: tuple[Declared, ...] = ()
+    inputs: tuple[DeclaredTensor, ...] = ()
+    outputs: tuple[DeclaredTensor, ...] = ()
     config: Mapping[str, Any] = field(default_factory=dict)
     expect: str = ""
     fault: str = ""
 
-    def cases(self, values: str, datatype: str, seed: int) -> list[Case]:
+    @property
+    def datatypes(self) -> tuple[str, ...]:
+        """Those of its inputs."""
+        return tuple(each.datatype for each in self.inputs)
+
+    @property
+    def has_sequences(self) -> bool:
+        """Whether it takes sequences, as far as its configuration is known."""
+        return self.config.get("sequence_batching") is not None
+
+    @property
+    def takes_numbered_sequences(self) -> bool:
+        """Whether ids of its sequences are numbers: others can make it hang."""
+        return self.has_sequences and "TYPE_STRING" not in json.dumps(self.config)
+
+    @property
+    def is_decoupled(self) -> bool:
+        """Whether it sends any number of replies, as far as its configuration is known."""
+        policy = self.config.get("model_transaction_policy")
+        return isinstance(policy, dict) and bool(policy.get("decoupled"))
+
+    def cases(self, values: str, datatype: str, seed: int) -> list[InferenceCase]:
         """Return the inferences that try the values of a set for one datatype; "" for all.
 
         `empty` and `large` are the set `plain` without elements, or with very many.
@@ -92,9 +113,9 @@ class Model:
         ]
         most = max(map(len, sent), default=0)
         rows = [tuple(each[at % len(each)] for each in sent) for at in range(most)]
-        return [Case(row, self._expected(row)) for row in rows[:_MOST_CASES]]
+        return [InferenceCase(row, self._expected(row)) for row in rows[:_MOST_CASES]]
 
-    def _expected(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def _expected(self, inputs: Sequence[RawTensor]) -> tuple[RawTensor, ...]:
         if not self.expect:
             return ()
         names = [each.name for each in self.outputs]
@@ -108,7 +129,7 @@ class Model:
         arrays = [_array(each.datatype, each.raw) for each in inputs]
         # The values of the set are small: no sum is rounded or wraps.
         total = sum(arrays[1:], arrays[0])
-        return (Tensor(names[0], first.datatype, first.shape, _raw(first.datatype, total)),)
+        return (RawTensor(names[0], first.datatype, first.shape, _raw(first.datatype, total)),)
 
 
 @cache
@@ -118,11 +139,11 @@ def _sets() -> Mapping[str, Mapping[str, Sequence[Any]]]:
 
 
 def has_values(name: str, datatype: str) -> bool:
-    """Return whether a set has values of a datatype."""
-    return datatype in _sets()[name]
+    """Return whether a set has values of a datatype; those of some sets are `plain` ones."""
+    return datatype in _sets().get(name, _sets()["plain"])
 
 
-def _tensors(declared: Declared, values: str, seed: int) -> list[Tensor]:
+def _tensors(declared: DeclaredTensor, values: str, seed: int) -> list[RawTensor]:
     """Return as many tensors of an input as it takes to send each value of a set once."""
     name, datatype, shape = declared
     elements = list(_sets().get(values, {}).get(datatype) or _sets()["plain"].get(datatype) or ())
@@ -140,7 +161,7 @@ def _tensors(declared: Declared, values: str, seed: int) -> list[Tensor]:
         raise ValueError(f"input {name!r} has {size} elements: too many to try")
     step = min(size, len(elements)) or len(elements)
     return [
-        Tensor(name, datatype, tuple(dims), _packed(datatype, elements, start, size))
+        RawTensor(name, datatype, tuple(dims), _packed(datatype, elements, start, size))
         for start in range(0, len(elements), step)
     ]
 
@@ -161,7 +182,7 @@ def _packed(datatype: str, elements: Sequence[Any], start: int, size: int) -> by
     return np.array(chosen, kind or Datatype(datatype).numpy_dtype).tobytes()
 
 
-def _case_of_file(path: Path) -> Case:
+def _case_of_file(path: Path) -> InferenceCase:
     """Return what a file has: `inputs` and `outputs` as in the JSON of Open Inference.
 
     Raises:
@@ -169,17 +190,17 @@ def _case_of_file(path: Path) -> Case:
     """
     try:
         found = json.loads(path.read_text("utf-8"))
-        return Case(*(tuple(map(_of_json, found[key])) for key in ("inputs", "outputs")))
+        return InferenceCase(*(tuple(map(_of_json, found[key])) for key in ("inputs", "outputs")))
     except (OSError, ValueError, LookupError, TypeError, GatewayError) as error:
         raise ValueError(
             f"{path} has no 'inputs' and 'outputs' of Open Inference: {error}"
         ) from error
 
 
-def _of_json(entry: Mapping[str, Any]) -> Tensor:
+def _of_json(entry: Mapping[str, Any]) -> RawTensor:
     shape = tuple(entry["shape"])
     made = tensor_of(entry["name"], entry["data"], Datatype(entry["datatype"]), shape)
-    return Tensor(entry["name"], entry["datatype"], shape, bytes(as_raw(made)))
+    return RawTensor(entry["name"], entry["datatype"], shape, bytes(as_raw(made)))
 
 
 def elements_of(datatype: str, raw: bytes) -> list[Any]:

@@ -48,7 +48,7 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class RouteVerdict:
     """Whether one rule matches a call, and why.
 
     Attributes:
@@ -101,7 +101,7 @@ class Matcher:
             self._rules[index].has_model(name) for index in self._patterns
         )
 
-    def explain(self, call: Call[Any], /) -> list[Verdict]:
+    def explain(self, call: Call[Any], /) -> list[RouteVerdict]:
         """Return the verdict of each rule on *call*, in order; the router uses the first match."""
         return [rule.explain(index, call) for index, rule in enumerate(self._rules)]
 
@@ -192,7 +192,7 @@ class _CompiledRule:
             for name, match in self.headers.items()
         )
 
-    def explain(self, index: int, call: Call[Any]) -> Verdict:
+    def explain(self, index: int, call: Call[Any]) -> RouteVerdict:
         model = call.model or _NO_MODEL
         failed = [
             *self._model_reasons(model),
@@ -201,8 +201,8 @@ class _CompiledRule:
             *self._client_reasons(call.context.client.identity),
         ]
         if failed:
-            return Verdict(index, False, tuple(failed))
-        return Verdict(index, True, (self._conditions(),))
+            return RouteVerdict(index, False, tuple(failed))
+        return RouteVerdict(index, True, (self._conditions(),))
 
     def _model_reasons(self, model: ModelRef) -> list[str]:
         reasons = []

@@ -20,7 +20,7 @@ from gateway.ir.calls import (
 )
 from gateway.ir.context import GATEWAY_CLIENT, Context, ModelRef
 from gateway.ir.errors import GatewayError, ModelNotFound, ModelNotNamed, NoRoute
-from gateway.routing.match import MAX_CACHED, Matcher, Rule, Verdict
+from gateway.routing.match import MAX_CACHED, Matcher, RouteVerdict, Rule
 from gateway.service import ReplyCoroutine, Service, bound_call
 from gateway.telemetry.call_path import current_path
 
@@ -112,7 +112,7 @@ class Router:
         """Return whether some route matches a model of this name."""
         return self._matcher.matches_model(name)
 
-    def explain(self, call: Call[Any], /) -> list[tuple[Route, Verdict]]:
+    def explain(self, call: Call[Any], /) -> list[tuple[Route, RouteVerdict]]:
         """Return each route with its verdict on *call*, in order; the first match is used."""
         return list(zip(self._routes, self._matcher.explain(call), strict=True))
 

@@ -8,7 +8,7 @@ import pytest
 
 from gateway.ir.calls import InferRequest, ServerLiveRequest
 from gateway.ir.context import Context, ModelRef
-from gateway.routing.match import Matcher, Rule, Verdict
+from gateway.routing.match import Matcher, Rule, RouteVerdict
 
 
 def call(
@@ -109,7 +109,7 @@ def test_explanations_name_each_condition() -> None:
     ]
     request = call(version="3", headers=(("x-tier", "silver"),))
     assert [
-        Verdict(
+        RouteVerdict(
             0,
             False,
             (
@@ -120,12 +120,12 @@ def test_explanations_name_each_condition() -> None:
                 "header 'x-zone' is missing; expected 'a'",
             ),
         ),
-        Verdict(
+        RouteVerdict(
             1,
             True,
             ("matches model 'digits', version '3', protocol 'oip.*', header 'x-tier' 's*'",),
         ),
-        Verdict(2, False, ("version '3' does not match '1'",)),
+        RouteVerdict(2, False, ("version '3' does not match '1'",)),
     ] == Matcher(rules).explain(request)
     assert ("no version does not match '1'",) == Matcher(rules).explain(call())[2].reasons
 
