@@ -14,7 +14,7 @@ from gateway.conformance.requests import CONTENTS, LENGTH, RequestSubject
 from gateway.conformance.rules import AllowedReply
 from gateway.conformance.tensors import BYTES, NAMES, RawTensor, elements_of, raw_of
 from gateway.ir.texts import visible
-from gateway.schema.pool import message_class
+from gateway.schema import open_inference_pb2 as pb
 from gateway.wire.grpc import GrpcResponse, GrpcStatus
 from gateway.wire.http import HttpResponse
 
@@ -154,9 +154,8 @@ def grpc_reply(wire: GrpcResponse, method: str) -> ServerReply:
     if wire.status is not GrpcStatus.OK:
         return ServerReply(status, error=wire.details)
     try:
-        kind = message_class("oip", f"inference.{method}Response")
-        message: Any = kind.FromString(bytes(wire.view))
-    except (DecodeError, KeyError):  # there may be no such method
+        message = getattr(pb, f"{method}Response").FromString(bytes(wire.view))
+    except (DecodeError, AttributeError):  # there may be no such method
         return ServerReply(status, faults=(f"the message is no {method}Response",))
     document = json_format.MessageToDict(
         message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True

@@ -19,7 +19,7 @@ from gateway.conformance.tensors import (
     RawTensor,
     elements_of,
 )
-from gateway.schema.pool import message_class
+from gateway.schema import open_inference_pb2 as pb
 from gateway.settings.units import Url
 from gateway.wire.grpc import GrpcRequest, Metadata
 from gateway.wire.http import Headers, HttpRequest
@@ -285,7 +285,7 @@ def _grpc(step: Mapping[str, Any], subject: RequestSubject) -> RuleRequest:
     document = _changed(document, step, subject)
     message = b""
     if document:
-        kind = message_class("oip", f"inference.{'ModelInfer' if is_stream else method}Request")
+        kind = getattr(pb, f"{'ModelInfer' if is_stream else method}Request")
         message = json_format.ParseDict(document, kind()).SerializeToString()
     wire = GrpcRequest(f"/{SERVICE}/{method}", (message,), subject.headers)
     return RuleRequest(wire, _grpcurl(method, document, subject.url), is_stream)
