@@ -19,6 +19,7 @@ from tests.interop.servers.datatypes import DATATYPES, identity_name
 from tests.interop.servers.mlflow import start as mlflow
 from tests.interop.servers.process import Prepare, RunningServer, running
 from tests.interop.servers.seldon import start as seldon
+from tests.interop.servers.torchserve import start as torchserve
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
 
@@ -115,6 +116,8 @@ FURTHER: Mapping[str, tuple[Prepare, dict[str, Any]]] = {
             "outputs": [tensor("y", "FP64", (2, 2), 2, 4, 6, 1)],
         },
     ),
+    # Its replies are bytes of a handler: no rule is about them.
+    "torchserve": (torchserve.prepare, {"inputs": [], "outputs": []}),
 }
 """Servers of further protocols, each with an answer of its model."""
 
@@ -126,6 +129,6 @@ async def test_a_server_of_a_further_protocol_keeps_each_rule(name: str, tmp_pat
     (tmp_path / "known.json").write_text(json.dumps(known))
     with running(name, prepare, tmp_path / "server") as server:
         found = await certify_server(
-            f"{name}+{server.http_url}", expect={"model": str(tmp_path / "known.json")}
+            f"{name}+{server.http_url}", expect={"digits": str(tmp_path / "known.json")}
         )
     assert [] == [each for each in found.rules if each.verdict is not Verdict.KEEPS]

@@ -8,7 +8,7 @@ import pytest
 
 from gateway.ir.calls import InferRequest, ServerLiveRequest
 from gateway.ir.context import Context, ModelRef
-from gateway.routing.match import Matcher, Rule, RouteVerdict
+from gateway.routing.match import Matcher, RouteVerdict, Rule
 
 
 def call(
