@@ -338,8 +338,8 @@ class _Certification:
         except (LookupError, TypeError, ValueError):
             return replace(model, fault="its metadata have no usable inputs and outputs")
         versions = tuple(each for each in _list(found.get("versions")) if isinstance(each, str))
+        config = config.get("config", config) if isinstance(config, dict) else {}
         config = config if isinstance(config, dict) else {}
-        config = config.get("config", config)
         return replace(model, versions=versions, inputs=inputs, outputs=outputs, config=config)
 
     async def _question(self, step: Mapping[str, Any], subject: RequestSubject) -> ServerReply:

@@ -25,6 +25,7 @@ _ABSENT: Final = object()
 _SHOWN: Final = 160
 _MOST_RANK: Final = 64
 _SIZE: Final = re.compile("-1|[0-9]+")
+_LENGTH: Final = re.compile("[0-9]{1,18}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ def http_reply(wire: HttpResponse, *, has_tensors: bool) -> ServerReply:
     headers = dict(reversed(wire.headers.lowered))
     body, faults = bytes(wire.view), []
     size = headers.get(LENGTH, str(len(body)))
-    length = int(size) if size.isascii() and size.isdigit() else -1
+    length = int(size) if _LENGTH.fullmatch(size) else -1
     if not 0 <= length <= len(body):
         faults.append(f"{LENGTH} is {visible(size, 40)!r} for a body of {len(body)} bytes")
         length = len(body)
@@ -70,9 +71,7 @@ def http_reply(wire: HttpResponse, *, has_tensors: bool) -> ServerReply:
     if length:
         try:
             # Bytes that are no text become surrogates: `raw_of` turns them back.
-            document = json.loads(
-                body[:length].decode("utf-8", "surrogateescape"), object_pairs_hook=_object
-            )
+            document = json.loads(body[:length].decode("utf-8", "surrogateescape"))
         except (ValueError, RecursionError) as fault:
             faults.append(f"the body is no JSON: {visible(str(fault), 80)}")
     outputs: list[tuple[RawTensor, str]] = []
@@ -91,13 +90,6 @@ def http_reply(wire: HttpResponse, *, has_tensors: bool) -> ServerReply:
                 faults.append(f"{len(tail)} bytes are left behind the outputs")
     text = error if isinstance(error, str) else json.dumps(error)
     return ServerReply(str(wire.status), headers, document, tuple(outputs), tuple(faults), text)
-
-
-def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("a member occurs twice")
-    return found
 
 
 def _http_output(entry: Any, tail: bytes) -> tuple[RawTensor, str, bytes]:
@@ -218,7 +210,7 @@ _KINDS: Final[Mapping[str, Callable[[Any], bool]]] = {
     "$number": lambda value: type(value) in {int, float} or str(value).isdecimal(),
     "$boolean": lambda value: isinstance(value, bool),
     "$object": lambda value: isinstance(value, dict),
-    "$datatype": lambda value: value in NAMES,
+    "$datatype": lambda value: isinstance(value, str) and value in NAMES,
     # Messages in the form of JSON have integers of 64 bits as texts.
     "$size": lambda value: type(value) in {int, str} and bool(_SIZE.fullmatch(str(value))),
 }
