@@ -81,7 +81,7 @@ async def test_a_server_without_a_fault_keeps_each_rule(server: FaultyServer, ca
 async def test_a_fault_is_found_by_its_rule(server: FaultyServer, fault: Fault) -> None:
     """A server with one fault differs in the rules that forbid it."""
     with server.breaking(fault):
-        found = await certify(server, fault.carrier, fault.rules, within_s=8)
+        found = await certify(server, fault.carrier, fault.rules, within_s=16)
     assert set(fault.rules) <= rules(found, Verdict.DIFFERS), found.rules
 
 
