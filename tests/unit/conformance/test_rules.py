@@ -12,7 +12,10 @@ from gateway.conformance.rules import (
     parse_rules,
 )
 
-PROTOCOLS = ("oip+http", "oip+grpc", "tfs+http", "mlflow+http", "seldon+http")
+PROTOCOLS = (
+    *("oip+http", "oip+grpc", "tfs+http", "mlflow+http", "seldon+http"),
+    *("trtis+http", "grps+http", "torchserve+http"),
+)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
