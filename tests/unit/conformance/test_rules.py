@@ -67,5 +67,5 @@ def test_a_name_is_an_id_or_the_part_before_a_dot() -> None:
 
 
 def test_unknown_protocols_have_no_rules() -> None:
-    with pytest.raises(LookupError, match=r"no rules of 'certify\+http'"):
-        load_rules("certify+http")
+    with pytest.raises(LookupError, match=r"no rules of 'openai\+http'"):
+        load_rules("openai+http")
