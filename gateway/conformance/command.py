@@ -2,24 +2,54 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import Annotated, Final
+from functools import partial
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from gateway.api.start_error import reason_of
 from gateway.cli.health import NO_FLAGS
-from gateway.cli.output import FAILED, WRONG_USAGE, fail, format_table, print_text
+from gateway.cli.output import (
+    FAILED,
+    WRONG_USAGE,
+    fail,
+    format_table,
+    print_json,
+    print_text,
+    write_bytes,
+)
 from gateway.cli.server_flags import ServerFlags, server_flags
 from gateway.conformance.certify import certify_server, chosen_rules
-from gateway.conformance.findings import Findings, Verdict
+from gateway.conformance.findings import Findings, PairVerdict, Verdict
+from gateway.conformance.output import (
+    CertifyFormat,
+    differences,
+    json_document,
+    junit_document,
+    report_page,
+    text_page,
+)
+from gateway.conformance.pairs import certify_upstream
+from gateway.ir.errors import GatewayError
 from gateway.settings.units import Url, parse_duration, parse_url
-
-_HEAD: Final = ("rule", "verdict", "found")
 
 
 @server_flags
 def certify(  # noqa: PLR0913, PLR0917  # one for each flag
-    url: Annotated[str, typer.Argument(metavar="URL", help="The server.")],
+    url: Annotated[str, typer.Argument(metavar="[URL]", help="The server.")] = "",
+    upstream: Annotated[
+        str,
+        typer.Option(
+            metavar="URL",
+            help="Send calls of each client protocol to this server instead, through a gateway "
+            "without a listener.",
+        ),
+    ] = "",
+    against: Annotated[
+        str,
+        typer.Option(metavar="URL", help="Ask this server the same, and show what differs."),
+    ] = "",
     models: Annotated[
         list[str] | None,
         typer.Option(
@@ -59,55 +89,97 @@ def certify(  # noqa: PLR0913, PLR0917  # one for each flag
     ] = None,
     timeout: Annotated[str, typer.Option(metavar="TIME", help="For each reply.")] = "5s",
     server: ServerFlags = NO_FLAGS,
+    output: Annotated[
+        CertifyFormat, typer.Option("--output", "-o", help="Format of the findings.")
+    ] = CertifyFormat.TEXT,
+    report: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write the findings as a page of HTML.")
+    ] = None,
 ) -> None:
     """Ask a server the rules of its protocol, and say which it keeps.
 
     The rules are about the server's own models. Nothing is changed without --control.
+    With --upstream, say which clients a gateway before the server works with, and what they lose.
 
     Exit status: 0 it keeps them, 1 it differs, 2 usage error, or nothing can be told.
 
     Example: gateway certify grpc://127.0.0.1:8001 --model copy --expect identity
     """
+    _check_usage(url, upstream, against, bool(expect or only or ignore or control or hurt))
     names, answers = models or [], expect or []
     if len(answers) > len(names):
         fail("--expect has no --model at the same place; expected one for each", WRONG_USAGE)
     try:
-        address, timeout_s = parse_url(url), parse_duration(timeout)
         if show:
-            _print_rules(address, only or (), ignore or ())
+            _print_rules(parse_url(url or upstream), only or (), ignore or ())
             return
-        found = asyncio.run(
-            certify_server(
-                address,
-                models=names,
-                expect=dict(zip(names, answers, strict=False)),
-                control=control,
-                hurt=hurt,
-                only=only or (),
-                ignore=ignore or (),
-                seed=seed,
-                rate=rate,
-                timeout_s=timeout_s,
-                headers=server.metadata,
-                tls=server.tls,
-            )
+        timeout_s = parse_duration(timeout)
+        ask = partial(
+            certify_server,
+            models=names,
+            expect=dict(zip(names, answers, strict=False)),
+            control=control,
+            hurt=hurt,
+            only=only or (),
+            ignore=ignore or (),
+            seed=seed,
+            rate=rate,
+            timeout_s=timeout_s,
+            headers=server.metadata,
+            tls=server.tls,
         )
+        if upstream:
+            address = parse_url(upstream)
+            found = asyncio.run(
+                certify_upstream(address, server, names, timeout_s=timeout_s, rate=rate)
+            )
+        else:
+            found = asyncio.run(ask(url))
+        other = asyncio.run(ask(against)) if against else None
     except LookupError as error:
         fail(str(error.args[0]), WRONG_USAGE)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, GatewayError) as error:
         fail(reason_of(error), WRONG_USAGE)
-    if found.rules and set(found.counts()) == {Verdict.CANNOT_TELL}:
-        fail(f"nothing can be told of {found.subject.url}: {found.rules[0].found}", WRONG_USAGE)
-    print_text(format_table(_HEAD, [(each.rule, each.verdict, each.found) for each in found.rules]))
-    raise typer.Exit(status_of(found))
+    for each in (found, other):
+        if each is not None and each.rules and set(each.counts()) == {Verdict.CANNOT_TELL}:
+            fail(f"nothing can be told of {each.subject.url}: {each.rules[0].found}", WRONG_USAGE)
+    if report is not None:
+        write_bytes(report, report_page(found, other))
+    _print_findings(found, other, output)
+    raise typer.Exit(status_of(found, other))
 
 
-def status_of(found: Findings) -> int:
-    """Return the exit status: whether the server differs, or nothing can be told."""
+def _check_usage(url: str, upstream: str, against: str, has_rule_flags: bool) -> None:
+    """End the command if its servers and flags do not belong together."""
+    if bool(url) is bool(upstream) or (upstream and against):
+        fail("expected URL, URL --against URL, or --upstream URL", WRONG_USAGE)
+    if upstream and has_rule_flags:
+        fail("--upstream asks no rules: expected no flag that chooses them", WRONG_USAGE)
+
+
+def _print_findings(found: Findings, other: Findings | None, output: CertifyFormat) -> None:
+    if output is CertifyFormat.JUNIT:
+        write_bytes(None, junit_document(found, other))
+    elif output is CertifyFormat.JSON:
+        print_json(json_document(found, other))
+    else:
+        print_text(text_page(found, other))
+
+
+def status_of(found: Findings, other: Findings | None = None) -> int:
+    """Return the exit status: whether the server differs, or nothing can be told.
+
+    Of two servers, it says whether one keeps what the other does not.
+    """
     counts = found.counts()
-    if counts[Verdict.DIFFERS]:
+    differs = counts[Verdict.DIFFERS] > 0
+    if other is not None:
+        both = [{each.verdict, its.verdict} for each, its in differences(found, other)]
+        differs = {Verdict.KEEPS, Verdict.DIFFERS} in both
+    if differs:
         return FAILED
-    return 0 if counts[Verdict.KEEPS] else WRONG_USAGE
+    is_known = any(counts[each] for each in (Verdict.KEEPS, PairVerdict.WORKS, PairVerdict.LOSES))
+    return 0 if is_known else WRONG_USAGE
 
 
 def _print_rules(url: Url, only: Sequence[str], ignore: Sequence[str]) -> None:

@@ -9,6 +9,7 @@ import typer
 
 from gateway import __version__
 from gateway.cli.output import FAILED, WRONG_USAGE, fail, print_note, write_bytes
+from gateway.cli.report.blocks import html_page, markdown_page
 from gateway.ir.texts import utc_text
 from gateway.migration.captures.capture import Capture
 from gateway.migration.captures.directory import UPSTREAM
@@ -29,7 +30,6 @@ from gateway.migration.evidence.guards import Guards
 from gateway.migration.package_rules import named_rule
 from gateway.migration.replay.differences import compare_captures
 from gateway.migration.replay.times import COMMAND, REPLAYED, SERVER, STARTED
-from gateway.migration.report.blocks import html_page, markdown_page
 from gateway.migration.report.report import (
     RecordedSide,
     ReportEvidence,

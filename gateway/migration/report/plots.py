@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Final
 from xml.etree.ElementTree import Element
 
+from gateway.cli.report.blocks import element
 from gateway.migration.compare.tensors import HISTOGRAM_FIRST
-from gateway.migration.report.blocks import element
 
 _WIDTH: Final = 800.0
 _HEIGHT: Final = 200.0

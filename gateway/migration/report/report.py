@@ -1,6 +1,6 @@
 """The report on two captures: verdict, agreement, outputs, samples, times, callers.
 
-The same calls make the same report. `report_blocks.py` writes it as HTML and Markdown.
+The same calls make the same report. `cli/report/blocks.py` writes it as HTML and Markdown.
 """
 
 import math
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Final
 
+from gateway.cli.report.blocks import Block, Plot, Section, TextTable
 from gateway.ir.texts import utc_text
 from gateway.migration.compare.statistics import (
     confidence_sequence,
@@ -22,7 +23,6 @@ from gateway.migration.compare.summary import Summary, percentile
 from gateway.migration.compare.tensors import Outcome
 from gateway.migration.evidence.verdicts import GuardVerdict
 from gateway.migration.replay.differences import ComparedCall
-from gateway.migration.report.blocks import Block, Plot, Section, TextTable
 from gateway.migration.report.plots import (
     AgreementPoint,
     agreement_plot,

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from gateway.cli.report.blocks import Block, Plot, Section, TextTable
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError
 from gateway.ir.tensor import Tensor, as_items, as_numpy
@@ -10,7 +11,6 @@ from gateway.migration.compare.numbers import values_of
 from gateway.migration.compare.replies import Result
 from gateway.migration.replay.differences import ComparedCall
 from gateway.migration.replay.replay import recorded_result
-from gateway.migration.report.blocks import Block, Plot, Section, TextTable
 from gateway.migration.report.plots import values_plot
 from gateway.shadow.records.records import RecordedCall
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gateway.cli.report.blocks import html_page, markdown_page
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import Context, ModelRef
 from gateway.ir.tensor import Tensor, array_tensor, items_tensor
@@ -25,7 +26,6 @@ from gateway.migration.compare.rules import OutputRules
 from gateway.migration.compare.statistics import confidence_sequence
 from gateway.migration.evidence.guards import Guards
 from gateway.migration.replay.differences import compare_captures
-from gateway.migration.report.blocks import html_page, markdown_page
 from gateway.migration.report.report import (
     RecordedSide,
     ReportEvidence,

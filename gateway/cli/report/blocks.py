@@ -1,7 +1,7 @@
 """The parts of a report, and how they are written as HTML and as Markdown.
 
-Texts come from clients and captures: the template escapes everything. Characters that no font shows
-are written as escapes. `report.py` has the contents.
+Texts come from clients, servers and captures: the template escapes everything. Characters that no
+font shows are written as escapes. The contents are made by the command that writes the report.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from xml.etree.ElementTree import Element, tostring
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
-from gateway.ir.texts import visible
+from gateway.ir.texts import printable, visible
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -47,8 +47,16 @@ class Plot:
     image: Element
 
 
-Block = str | TextTable | Plot
-"""A paragraph, a table or a drawing."""
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command to run, which is shown in full."""
+
+    title: str
+    command: str
+
+
+Block = str | TextTable | Plot | Command
+"""A paragraph, a table, a drawing or a command."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +102,7 @@ def _environment() -> Environment:
         finalize=_shown,
     )
     environment.filters["svg"] = _svg
+    environment.filters["whole"] = _whole
     return environment
 
 
@@ -106,6 +115,10 @@ def _svg(image: Element) -> Markup:
     return Markup(tostring(image, encoding="unicode", method="html"))  # noqa: S704
 
 
+def _whole(text: str) -> Markup:
+    return escape(printable(text))
+
+
 def markdown_page(title: str, sections: Sequence[Section]) -> bytes:
     """Return the same in Markdown with tables, as GitHub and GitLab show it."""
     parts = [f"# {_escaped(title)}"]
@@ -115,9 +128,11 @@ def markdown_page(title: str, sections: Sequence[Section]) -> bytes:
     return ("\n\n".join(parts) + "\n").encode()
 
 
-def _markdown_of(block: str | TextTable) -> str:
+def _markdown_of(block: str | TextTable | Command) -> str:
     if isinstance(block, str):
         return _escaped(block)
+    if isinstance(block, Command):
+        return f"{_escaped(block.title)}\n\n    {printable(block.command)}"
     rules = ["---:" if each in block.right else "---" for each in range(len(block.head))]
     lines = [[_escaped(cell) for cell in row] for row in (block.head, *block.rows)]
     return "\n".join("| " + " | ".join(line) + " |" for line in (lines[0], rules, *lines[1:]))

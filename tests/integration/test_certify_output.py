@@ -1,0 +1,104 @@
+"""`gateway certify`: client protocols before a server, two servers, and the forms of the output."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from tests.integration.cli_kit import Running, gateway, serving
+
+CONFIG = """
+version: 1
+listeners:
+  - http: "127.0.0.1:0"
+    grpc: "127.0.0.1:0"
+    options: {oip: {repository_index: true, model_configuration: true}}
+lifecycle: {pre_stop: 0s, drain: 1s}
+models:
+  simple: {backend: python, options: {callable: "gateway.backends.examples:simple"}}
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A server of Open Inference with one model."""
+    path = tmp_path_factory.mktemp("certify") / "gateway.yaml"
+    path.write_text(CONFIG)
+    with serving(str(path)) as running:
+        yield running
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="runs the lines with curl")
+def test_lines_of_clients_succeed_where_the_table_has_no_refusal(server: Running) -> None:
+    """Each line, run before a sidecar, succeeds just where the client protocol works."""
+    url = f"grpc://{server.addresses['main.grpc']}"
+    found = json.loads(
+        gateway("certify", "--upstream", url, "--model", "simple", "-o", "json").stdout
+    )
+    assert {"simple"} == {pair["model"] for pair in found["pairs"]}
+    tried: list[str] = []
+    brpc, names = ("--brpc", "127.0.0.1:0"), {"brpc": "grps"}
+    with serving(
+        "--upstream", url, "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", *brpc
+    ) as sidecar:
+        addresses = {name.split(".")[1]: text for name, text in sidecar.addresses.items()}
+        for pair in found["pairs"]:
+            carrier = pair["protocol"].partition("+")[2]
+            if not pair["request"] or carrier not in {"http", "grpc", "brpc"}:
+                continue
+            line = pair["request"]
+            for default in ("127.0.0.1:8000", "127.0.0.1:8001", "127.0.0.1:18002"):
+                line = line.replace(default, addresses[names.get(carrier, carrier)])
+            assert (_run(line) == 0) is (pair["verdict"] != "refused"), pair
+            tried.append(pair["verdict"])
+    assert {"works", "loses", "refused"} == set(tried)
+    assert len(tried) > 12
+
+
+def _run(line: str) -> int:
+    """Return the exit status of a line."""
+    if line.startswith("gateway"):
+        return gateway(*shlex.split(line)[1:]).returncode
+    script = ["bash", "-c", line]
+    return subprocess.run(script, check=False, capture_output=True, timeout=60).returncode
+
+
+def test_two_servers_are_compared(server: Running, tmp_path: Path) -> None:
+    """A server and itself over another carrier answer the rules alike, in every form."""
+    urls = (f"http://{server.addresses['main.http']}", f"grpc://{server.addresses['main.grpc']}")
+    page = tmp_path / "page.html"
+    flags = ("--only", "health", "--only", "metadata", "--report", str(page))
+    text = gateway("certify", urls[0], "--against", urls[1], *flags)
+    assert (0, "") == (text.returncode, text.stderr)
+    assert text.stdout.endswith("\nThe servers answer the rules alike.\n")
+    assert "The servers answer the rules alike." in page.read_text()
+    junit = gateway("certify", urls[0], "--against", urls[1], *flags, "-o", "junit")
+    suites = ET.fromstring(junit.stdout)  # noqa: S314  # our own
+    assert ["0", "0", "0"] == [suite.get("failures") for suite in suites]
+    again = gateway("certify", urls[0], "--against", urls[1], *flags, "-o", "junit")
+    assert junit.stdout == again.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ((), "expected URL, URL --against URL, or --upstream URL"),
+        (("grpc://a:1", "--upstream", "grpc://a:1"), "expected URL, URL --against URL"),
+        (("--upstream", "grpc://a:1", "--against", "grpc://a:1"), "expected URL, URL --against"),
+        (("--upstream", "grpc://a:1", "--only", "infer"), "--upstream asks no rules"),
+        (("--upstream", "grpc://127.0.0.1:1"), "cannot connect to 127.0.0.1:1"),
+        (("--upstream", "nothing+grpc://127.0.0.1:1"), "unknown protocol 'nothing'"),
+    ],
+)
+def test_wrong_usage_has_its_reason(arguments: tuple[str, ...], text: str) -> None:
+    """Wrong usage and a server that cannot be reached end with status 2."""
+    found = gateway("certify", *arguments)
+    assert (2, "") == (found.returncode, found.stdout)
+    assert text in found.stderr
