@@ -410,11 +410,11 @@ class _Certification:
     async def _judge(self, rule: ConformanceRule, model: CertifiedModel) -> _Judgement:
         """Send the requests of a rule until a reply differs. Raises CannotAsk, ValueError."""
         seed = crc32(f"{self._subject.seed} {rule.id}".encode())
-        asked = replace(self._subject, model=model, seed=seed)
+        base = replace(self._subject, model=model, seed=seed)
         replies: list[ServerReply] = []
         request, excuse, wrong = "", "", []
         for step, case in _cases(rule, model, self._subject.seed):
-            subject = replace(asked, case=case)
+            subject = replace(base, case=case)
             made = request_of(step.request, subject)
             request = made.command
             try:
