@@ -5,7 +5,7 @@ Nothing of the gateway stands between: requests are bytes, and what comes back i
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -228,36 +228,30 @@ class _LimitedClient:
             if self._sent >= MOST_REQUESTS:
                 raise _CannotTell(f"not asked: {MOST_REQUESTS} requests are the most")
             self._sent += 1
-            replies: list[ServerReply] = []
+            wire, replies = request.wire, list[ServerReply]()
             try:
                 if request.is_stream:
-                    await self._collect(request.wire, deadline, replies)
+                    async with aclosing(self._client.stream(wire, deadline=deadline)) as stream:
+                        async for each in stream:
+                            replies.append(_reply_of(each, wire))
+                            if len(replies) >= _MOST_REPLIES:
+                                raise _CannotTell(f"a stream of more than {_MOST_REPLIES} replies")
                 else:
-                    replies.append(
-                        self._read(
-                            await self._client.send(request.wire, deadline=deadline), request.wire
-                        )
-                    )
+                    reply = await self._client.send(wire, deadline=deadline)
+                    replies.append(_reply_of(reply, wire))
             except DeadlineExceeded:
-                text = f"no end within {self._timeout_s:g} s"
                 if replies:
-                    return replies, f"the stream has {text}"
-                raise _CannotTell(text.replace("end", "reply")) from None
+                    return replies, f"the stream has no end within {self._timeout_s:g} s"
+                raise _CannotTell(f"no reply within {self._timeout_s:g} s") from None
             except GatewayError as error:
                 raise _CannotTell(visible(error.message, _SHOWN)) from error
             return replies or [ServerReply("nothing")], ""
 
-    async def _collect(self, wire: Any, deadline: float, replies: list[ServerReply]) -> None:
-        async with aclosing(self._client.stream(wire, deadline=deadline)) as stream:
-            async for each in stream:
-                replies.append(self._read(each, wire))
-                if len(replies) >= _MOST_REPLIES:
-                    raise _CannotTell(f"a stream of more than {_MOST_REPLIES} replies")
 
-    def _read(self, reply: Any, wire: HttpRequest | GrpcRequest) -> ServerReply:
-        if isinstance(wire, HttpRequest):
-            return http_reply(reply, has_tensors=wire.path.endswith("/infer"))
-        return grpc_reply(reply, wire.method.rpartition("/")[2])
+def _reply_of(reply: Any, wire: HttpRequest | GrpcRequest) -> ServerReply:
+    if isinstance(wire, HttpRequest):
+        return http_reply(reply, has_tensors=wire.path.endswith("/infer"))
+    return grpc_reply(reply, wire.method.rpartition("/")[2])
 
 
 class _Certification:
@@ -380,7 +374,7 @@ class _Certification:
         for model in models[:_MOST_ASKED] if needs_model else [CertifiedModel("")]:
             try:
                 judged.append(await self._judge(rule, model))
-            except CannotAsk as error:  # perhaps of the next one
+            except (CannotAsk, ValueError) as error:  # perhaps of the next one
                 judged.append(_Judgement(Verdict.CANNOT_TELL, visible(str(error), _SHOWN)))
             else:
                 if not rule.needs.get("every"):
@@ -413,72 +407,53 @@ class _Certification:
         return f"there is no model {_NEEDS[name][1].format(rule.needs[name])}"
 
     async def _judge(self, rule: ConformanceRule, model: CertifiedModel) -> _Judgement:
-        subject = replace(
-            self._subject, model=model, seed=crc32(f"{self._subject.seed} {rule.id}".encode())
-        )
-        request, text = "", ""
+        """Send the requests of a rule until a reply differs. Raises CannotAsk, ValueError."""
+        seed = crc32(f"{self._subject.seed} {rule.id}".encode())
+        base = replace(self._subject, model=model, seed=seed)
         replies: list[ServerReply] = []
-        try:
-            for step, case in self._requests(rule, model):
-                made = request_of(step.request, replace(subject, case=case))
-                request = made.command
+        request, excuse, wrong = "", "", []
+        for step, case in _cases(rule, model, self._subject.seed):
+            subject = replace(base, case=case)
+            made = request_of(step.request, subject)
+            request = made.command
+            try:
                 replies, endless = await self._line.send(made)
-                wrong = _wrong(step, replies, endless, replace(subject, case=case))
-                text = replies[-1].text()
-                if wrong:
-                    return self._weighed(
-                        rule, model, step, replies, "; ".join(wrong[:_MOST_TEXTS]), request
-                    )
-        except _CannotTell as error:
-            if "hurt" in rule.needs and replies:
-                return _Judgement(Verdict.DIFFERS, f"the server is hurt: {error}", request)
-            return _Judgement(Verdict.CANNOT_TELL, str(error), request)
-        except ValueError as error:
-            return _Judgement(Verdict.CANNOT_TELL, visible(str(error), _SHOWN), request)
-        if self._may_not_know(rule, replies[-1]):
-            text = f"the server does not announce the extension: {text}"
-            return _Judgement(Verdict.CANNOT_TELL, text, request)
-        return _Judgement(Verdict.KEEPS, text, request)
+            except _CannotTell as error:
+                is_hurt = "hurt" in rule.needs and replies
+                verdict = Verdict.DIFFERS if is_hurt else Verdict.CANNOT_TELL
+                return _Judgement(
+                    verdict, f"the server is hurt: {error}" if is_hurt else str(error), request
+                )
+            wrong = _wrong(step, replies, endless, subject)
+            excuse = self._excuse(rule, step, model, replies[-1], differs=bool(wrong))
+            if wrong:
+                break
+        text = "; ".join(wrong[:_MOST_TEXTS]) or replies[-1].text()
+        if excuse:
+            return _Judgement(Verdict.CANNOT_TELL, f"{excuse}: {text}", request)
+        return _Judgement(Verdict.DIFFERS if wrong else Verdict.KEEPS, text, request)
 
-    def _may_not_know(self, rule: ConformanceRule, reply: ServerReply) -> bool:
-        """Return whether a server neither announces nor shows the extension of a rule."""
-        name = rule.needs.get("extension") or rule.needs.get("understood")
-        return name is not None and name not in self.server.extensions and not reply.is_success
-
-    def _requests(
-        self, rule: ConformanceRule, model: CertifiedModel
-    ) -> list[tuple[RuleStep, InferenceCase]]:
-        """Return the steps with what they send: a single step sends all values of its set."""
-        found = []
-        for step in rule.steps:
-            values = step.request.get("values", "plain")
-            cases = [InferenceCase()]
-            if step.request.keys() & {"infer", "json"}:
-                datatype = rule.needs.get("datatype", "")
-                cases = model.cases(values, datatype, self._subject.seed) or [InferenceCase()]
-            found += [(step, case) for case in (cases if len(rule.steps) == 1 else cases[:1])]
-        return found
-
-    def _weighed(
+    def _excuse(
         self,
         rule: ConformanceRule,
-        model: CertifiedModel,
         step: RuleStep,
-        replies: Sequence[ServerReply],
-        wrong: str,
-        request: str,
-    ) -> _Judgement:
-        """Return what a difference means."""
-        is_unknown = rule.needs.get("extension", "") not in {"", *self.server.extensions}
-        if is_unknown or self._may_not_know(rule, replies[-1]):
-            text = f"the server does not announce the extension: {wrong}"
-            return _Judgement(Verdict.CANNOT_TELL, text, request)
+        model: CertifiedModel,
+        reply: ServerReply,
+        *,
+        differs: bool,
+    ) -> str:
+        """Return why a reply tells nothing about a rule; "" if it does."""
+        extension = rule.needs.get("extension") or rule.needs.get("understood")
+        is_unknown = extension is not None and extension not in self.server.extensions
+        # A success shows that the server knows an extension, where the rule takes it for that.
+        is_excused = not reply.is_success or (differs and "extension" in rule.needs)
+        if is_unknown and is_excused:
+            return "the server does not announce the extension"
         is_valid = any(each in {"200", "OK"} for answer in step.answers for each in answer.status)
-        is_inferred = replies[-1].is_success and not replies[-1].error
-        if "infer" in step.request and is_valid and not (model.expect or is_inferred):
-            text = f"model {model.name!r} may not take the values that were made for it: {wrong}"
-            return _Judgement(Verdict.CANNOT_TELL, text, request)
-        return _Judgement(Verdict.DIFFERS, wrong, request)
+        is_refused = not reply.is_success or reply.error
+        if differs and "infer" in step.request and is_valid and is_refused and not model.expect:
+            return f"model {model.name!r} may not take the values that were made for it"
+        return ""
 
     def _finding(self, rule: ConformanceRule, judged: _Judgement) -> RuleFinding:
         verdict, found = judged.verdict, judged.found
@@ -492,6 +467,19 @@ class _Certification:
         return RuleFinding(
             rule.id, rule.group, verdict, rule.says, found, rule.source, judged.request
         )
+
+
+def _cases(
+    rule: ConformanceRule, model: CertifiedModel, seed: int
+) -> Iterator[tuple[RuleStep, InferenceCase]]:
+    """Yield the steps with what they send: a single step sends all values of its set."""
+    for step in rule.steps:
+        cases = [InferenceCase()]
+        if step.request.keys() & {"infer", "json"}:
+            values, kind = step.request.get("values", "plain"), rule.needs.get("datatype", "")
+            cases = model.cases(values, kind, seed) or cases
+        for case in cases if len(rule.steps) == 1 else cases[:1]:
+            yield step, case
 
 
 def _wrong(

@@ -12,7 +12,10 @@ from gateway.conformance.rules import (
     parse_rules,
 )
 
-PROTOCOLS = ("oip+http", "oip+grpc", "tfs+http", "mlflow+http", "seldon+http")
+PROTOCOLS = (
+    *("oip+http", "oip+grpc", "tfs+http", "mlflow+http", "seldon+http"),
+    *("trtis+http", "grps+http", "torchserve+http"),
+)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -67,5 +70,5 @@ def test_a_name_is_an_id_or_the_part_before_a_dot() -> None:
 
 
 def test_unknown_protocols_have_no_rules() -> None:
-    with pytest.raises(LookupError, match=r"no rules of 'grps\+http'"):
-        load_rules("grps+http")
+    with pytest.raises(LookupError, match=r"no rules of 'openai\+http'"):
+        load_rules("openai+http")

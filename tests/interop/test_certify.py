@@ -1,0 +1,134 @@
+"""`gateway certify` before the real servers: each difference is one that was looked up by hand.
+
+What Triton's documents and the specification say, Triton 2.51.0 keeps. Those of the others are in
+`gateway/conformance/known.yaml`, with what the gateway does about them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.conformance.certify import certify_server
+from gateway.conformance.findings import Verdict
+from tests.interop.servers.datatypes import DATATYPES, identity_name
+from tests.interop.servers.mlflow import start as mlflow
+from tests.interop.servers.process import Prepare, RunningServer, running
+from tests.interop.servers.seldon import start as seldon
+from tests.interop.servers.torchserve import start as torchserve
+
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
+
+_WITHOUT_MEMBERS = {f"errors.no_{each}" for each in ("inputs", "name", "shape", "datatype", "data")}
+_PYTHON = {
+    "errors.wrong_datatype",
+    "errors.wrong_shape",
+    "errors.negative_shape",
+    "errors.malformed_json",
+}
+
+DIFFERENCES: Mapping[str, Mapping[str, set[str]]] = {
+    "triton": {"http": set(), "grpc": set()},
+    "mlserver": {
+        "http": {
+            *_WITHOUT_MEMBERS,
+            *_PYTHON,
+            *("errors.missing_input", "errors.unknown_datatype", "errors.too_few_elements"),
+        },
+        "grpc": {
+            *("errors.missing_input", "errors.wrong_datatype", "errors.wrong_shape"),
+            *("errors.raw_and_typed", "forms.id.text", "streams.one", "repository.index.ready"),
+        },
+    },
+    "kserve": {
+        "http": {
+            *_WITHOUT_MEMBERS,
+            *_PYTHON,
+            *("metadata.model.unknown_version", "forms.version.unknown"),
+            *("infer.fp32.nonfinite.json", "infer.fp64.nonfinite.json", "infer.empty.json"),
+            *("forms.outputs.content_type", "forms.content_type.absent"),
+        },
+        "grpc": {
+            *("metadata.model.unknown_version", "forms.version.unknown"),
+            *("forms.outputs", "forms.outputs.unknown", "errors.wrong_shape"),
+        },
+    },
+}
+"""The rules that a server breaks, by carrier: no others, and each of these."""
+
+OF_TRITON = ("versions", "classify", "sequence_sum", "repeat_stream")
+WITHOUT_BF16 = [identity_name(each) for each in DATATYPES if each != "BF16"]
+
+
+@pytest.mark.parametrize("carrier", ["http", "grpc"])
+@pytest.mark.parametrize("name", DIFFERENCES)
+async def test_each_difference_is_known(
+    request: pytest.FixtureRequest, name: str, carrier: str
+) -> None:
+    """A server differs in the rules of the table alone, each named as known; little of Triton is untold."""
+    server: RunningServer = request.getfixturevalue(f"{name}_server")
+    address = server.http_address if carrier == "http" else server.grpc_address
+    is_triton = name == "triton"
+    copies = [*WITHOUT_BF16, *([identity_name("BF16")] if is_triton else [])]
+    found = await certify_server(
+        f"oip+{carrier}://{address}",
+        models=[*copies, "add_sub", *(OF_TRITON if is_triton else ())],
+        expect={**dict.fromkeys(copies, "identity"), "add_sub": "sum"},
+    )
+    differs = {each.rule: each for each in found.rules if each.verdict is Verdict.DIFFERS}
+    assert differs.keys() == DIFFERENCES[name][carrier]
+    assert [] == [each for each in differs.values() if "(known of" not in each.found]
+
+    if is_triton:
+        untold = {each.rule for each in found.rules if each.verdict is Verdict.CANNOT_TELL}
+        # Nothing is loaded or hurt here; and the model `repeat_stream` refuses negative numbers.
+        on_request = {"repository.load", "repository.load.unknown", "streams.decoupled"}
+        assert not [each for each in untold - on_request if not each.startswith("limits.hurt.")]
+
+
+def tensor(name: str, datatype: str, shape: Sequence[int], *data: float) -> dict[str, Any]:
+    """Return a tensor in the form that a file of `--expect` has."""
+    return {"name": name, "datatype": datatype, "shape": list(shape), "data": data}
+
+
+FURTHER: Mapping[str, tuple[Prepare, dict[str, Any]]] = {
+    "mlflow": (
+        mlflow.serving("add_sub"),
+        {
+            "inputs": [
+                tensor("INPUT0", "INT64", (2, 2), 1, 2, 3, 4),
+                tensor("INPUT1", "INT64", (2, 2), 4, 3, 2, 1),
+            ],
+            "outputs": [
+                tensor("OUTPUT0", "INT64", (2, 2), 5, 5, 5, 5),
+                tensor("OUTPUT1", "INT64", (2, 2), -3, -1, 1, 3),
+            ],
+        },
+    ),
+    "seldon": (
+        seldon.prepare,
+        {
+            "inputs": [tensor("x", "FP64", (2, 2), 1, 2, 3, 0.5)],
+            "outputs": [tensor("y", "FP64", (2, 2), 2, 4, 6, 1)],
+        },
+    ),
+    # Its replies are bytes of a handler: no rule is about them.
+    "torchserve": (torchserve.prepare, {"inputs": [], "outputs": []}),
+}
+"""Servers of further protocols, each with an answer of its model."""
+
+
+@pytest.mark.parametrize("name", FURTHER)
+async def test_a_server_of_a_further_protocol_keeps_each_rule(name: str, tmp_path: Path) -> None:
+    """The server whose behaviour was recorded still has it."""
+    prepare, known = FURTHER[name]
+    (tmp_path / "known.json").write_text(json.dumps(known))
+    with running(name, prepare, tmp_path / "server") as server:
+        found = await certify_server(
+            f"{name}+{server.http_url}", expect={"digits": str(tmp_path / "known.json")}
+        )
+    assert [] == [each for each in found.rules if each.verdict is not Verdict.KEEPS]
