@@ -71,7 +71,7 @@ async def test_replies_have_the_form_of_the_request() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "rows", "answered"),
+    ("model", "rows", "expected"),
     [
         ("integers", [[1.0, 2.0], [3.0, 4.0]], [[2.0, 4.0], [6.0, 8.0]]),
         ("integers", [[1.0, 2.0]], [[2.0, 4.0]]),
@@ -81,9 +81,9 @@ async def test_replies_have_the_form_of_the_request() -> None:
         ("doubles", [[math.inf, -math.inf, 0.1]], [[math.inf, -math.inf, 0.2]]),
     ],
 )
-async def test_request_of_rows_gets_rows(model: str, rows: Any, answered: Any) -> None:
+async def test_replies_to_rows_are_rows(model: str, rows: Any, expected: Any) -> None:
     """Their elements are numbers, texts or booleans, as the model's."""
-    assert answered == rows_of(await ask(model, ndarray(rows)))
+    assert expected == rows_of(await ask(model, ndarray(rows)))
 
 
 async def test_a_tensor_proto_keeps_its_datatype() -> None:

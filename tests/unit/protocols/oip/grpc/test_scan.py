@@ -32,7 +32,7 @@ def scan(data: bytes, limits: MessageLimits = DEFAULT_LIMITS) -> Scanned:
 
 
 def request(**fields: Any) -> bytes:
-    return bytes(pb.ModelInferRequest(**fields).SerializeToString())
+    return bytes(pb.ModelInferRequest(**fields).SerializeToString(deterministic=True))
 
 
 def nested(number: int, inner: bytes) -> bytes:

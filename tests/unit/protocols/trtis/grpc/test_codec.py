@@ -130,8 +130,9 @@ def test_tensors_are_sent_without_a_copy() -> None:
 
 def test_encodes_inference_reply() -> None:
     """The response has one raw_output for each requested output, and the id."""
-    call = CODEC.decode_call(ask(infer(id=9)))
-    found = read(CODEC.encode_reply(call, REPLY))
+    codec: Any = GrpcCodec(DEFAULT_LIMITS, {})
+    call = codec.decode_call(ask(infer(id=9)))
+    found = read(codec.encode_reply(call, REPLY))
     assert found.request_status.code == pb.SUCCESS
     assert (found.meta_data.id, found.meta_data.model_version) == (9, 3)
     assert list(found.raw_output) == [X_RAW]
