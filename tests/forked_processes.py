@@ -41,17 +41,21 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
         process.start()
         writer.close()
         processes[reader] = process
-    _report(session, processes)
+    try:
+        _report(session, processes)
+    finally:
+        for process in processes.values():
+            process.terminate()
     if session.shouldfail:
         raise session.Failed(session.shouldfail)
     return True
 
 
 def _report(session: pytest.Session, processes: dict[Connection, ForkProcess]) -> None:
-    """Report what the processes report, until all have ended."""
+    """Report what the processes report, until all have ended, or the run is to stop."""
     hook = session.config.hook
     running: dict[Connection, tuple[str, Any]] = {}
-    while processes:
+    while processes and not session.shouldfail:
         for reader in wait(list(processes)):
             assert isinstance(reader, Connection)
             try:
@@ -59,7 +63,7 @@ def _report(session: pytest.Session, processes: dict[Connection, ForkProcess]) -
             except EOFError:
                 process = processes.pop(reader)
                 process.join()
-                if process.exitcode and not session.shouldfail:
+                if process.exitcode:
                     nodeid, location = running.get(reader, ("a test process", ("", None, "")))
                     reason = f"its process ended with exit status {process.exitcode}"
                     report = pytest.TestReport(nodeid, location, {}, "failed", reason, "call")
@@ -72,9 +76,6 @@ def _report(session: pytest.Session, processes: dict[Connection, ForkProcess]) -
                     config=session.config, data=values["report"]
                 )
             getattr(hook, name)(**values)
-        if session.shouldfail:
-            for process in processes.values():
-                process.terminate()
 
 
 class _Reports:
@@ -83,6 +84,7 @@ class _Reports:
     def __init__(self, config: pytest.Config, writer: Connection) -> None:
         self._config = config
         self._tw = config.get_terminal_writer()  # for the stacks of a test out of time
+        self.stats: dict[str, list[object]] = {}  # of which pytest-rerunfailures removes some
         self._writer = writer
 
     def pytest_runtest_logstart(self, nodeid: str, location: tuple[str, int | None, str]) -> None:
