@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.ir.identity import ANONYMOUS, Identity
@@ -82,6 +82,7 @@ _FACTS = st.builds(
 _SIZES = st.builds(Size, st.integers(0, 9), st.integers(0, 9))
 
 
+@settings(max_examples=100)
 @given(st.lists(_rules(), max_size=8), _identities(), st.lists(st.tuples(_FACTS, _SIZES)))
 def test_decisions_equal_those_of_a_naive_reading(
     rules: list[AccessRule], identity: Identity, calls: list[tuple[Facts, Size]]
