@@ -31,10 +31,10 @@ def test_every_compiled_function_is_compared() -> None:
 
 
 @pytest.mark.parametrize("name", PARTS)
-@given(seed=st.integers(0, 2**32))
-def test_results_and_errors_are_the_same(name: str, seed: int) -> None:
+def test_results_and_errors_are_the_same(name: str) -> None:
     """Both versions return the same, or raise the same error."""
-    _compare(name, PARTS[name](Random(seed)))  # noqa: S311  # inputs of a test
+    for seed in range(200):
+        _compare(name, PARTS[name](Random(seed)))  # noqa: S311  # inputs of a test
 
 
 @pytest.mark.slow
@@ -50,10 +50,9 @@ def test_many_results_are_the_same(name: str) -> None:
             arguments = flipped(random, arguments)
 
 
-@given(seed=st.integers(0, 2**32), client=st.booleans())
-def test_http2_frames_are_read_the_same_by_both_builds(seed: int, client: bool) -> None:
+@given(random=st.randoms(use_true_random=False), client=st.booleans())
+def test_http2_frames_are_read_the_same_by_both_builds(random: Random, client: bool) -> None:
     """Events and output of both builds are equal for any frames in any pieces."""
-    random = Random(seed)  # noqa: S311  # inputs of a test
     messages = [sent for sent in (ANSWERS if client else CALLS).values() if len(sent) < _SHORT]
     sent = damaged(random, b"".join(random.choices(messages, k=3)), b"\0\1\4\5\x80\xff")
     cuts = sorted(random.choices(range(len(sent) + 1), k=random.randrange(6)))
