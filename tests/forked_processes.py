@@ -33,11 +33,11 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     files = [list(items) for _, items in itertools.groupby(session.items, lambda item: item.path)]
     config.pluginmanager.getplugin("capturemanager").stop_global_capturing()
     config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
-    cursor = _FORK.Value("i", 0)
+    taken = _FORK.Value("i", 0)
     processes: dict[Connection, ForkProcess] = {}
     for _ in range(count):
         reader, writer = _FORK.Pipe(duplex=False)
-        process = _FORK.Process(target=_run, args=(config, files, cursor, writer))
+        process = _FORK.Process(target=_run, args=(config, files, taken, writer))
         process.start()
         writer.close()
         processes[reader] = process
@@ -106,7 +106,7 @@ class _Reports:
 
 
 def _run(
-    config: pytest.Config, files: Sequence[Sequence[pytest.Item]], cursor: Any, writer: Connection
+    config: pytest.Config, files: Sequence[Sequence[pytest.Item]], taken: Any, writer: Connection
 ) -> None:
     """Run the tests of files, until all files are taken."""
     plugins = config.pluginmanager
@@ -118,17 +118,17 @@ def _run(
     capture.suspend_global_capture()
     folders = config._tmp_path_factory  # type: ignore[attr-defined]
     folders._basetemp = folders.mktemp("process")
-    items = itertools.chain.from_iterable(_take(files, cursor))
+    items = itertools.chain.from_iterable(_take(files, taken))
     for item, following in itertools.pairwise(itertools.chain(items, [None])):
         assert item is not None
         config.hook.pytest_runtest_protocol(item=item, nextitem=following)
 
 
-def _take(files: Sequence[Sequence[pytest.Item]], cursor: Any) -> Iterator[Sequence[pytest.Item]]:
+def _take(files: Sequence[Sequence[pytest.Item]], taken: Any) -> Iterator[Sequence[pytest.Item]]:
     while True:
-        with cursor.get_lock():
-            index = cursor.value
-            cursor.value += 1
+        with taken.get_lock():
+            index = taken.value
+            taken.value += 1
         if index >= len(files):
             return
         yield files[index]
