@@ -41,21 +41,17 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
         process.start()
         writer.close()
         processes[reader] = process
-    try:
-        _report(session, processes)
-    finally:
-        for process in processes.values():
-            process.terminate()
+    _report(session, processes)
     if session.shouldfail:
         raise session.Failed(session.shouldfail)
     return True
 
 
 def _report(session: pytest.Session, processes: dict[Connection, ForkProcess]) -> None:
-    """Report what the processes report, until all have ended, or the run is to stop."""
+    """Report what the processes report, until all have ended."""
     hook = session.config.hook
     running: dict[Connection, tuple[str, Any]] = {}
-    while processes and not session.shouldfail:
+    while processes:
         for reader in wait(list(processes)):
             assert isinstance(reader, Connection)
             try:
@@ -63,7 +59,7 @@ def _report(session: pytest.Session, processes: dict[Connection, ForkProcess]) -
             except EOFError:
                 process = processes.pop(reader)
                 process.join()
-                if process.exitcode:
+                if process.exitcode and not session.shouldfail:
                     nodeid, location = running.get(reader, ("a test process", ("", None, "")))
                     reason = f"its process ended with exit status {process.exitcode}"
                     report = pytest.TestReport(nodeid, location, {}, "failed", reason, "call")
@@ -76,6 +72,9 @@ def _report(session: pytest.Session, processes: dict[Connection, ForkProcess]) -
                     config=session.config, data=values["report"]
                 )
             getattr(hook, name)(**values)
+        if session.shouldfail:
+            for process in processes.values():
+                process.terminate()
 
 
 class _Reports:
@@ -84,7 +83,6 @@ class _Reports:
     def __init__(self, config: pytest.Config, writer: Connection) -> None:
         self._config = config
         self._tw = config.get_terminal_writer()  # for the stacks of a test out of time
-        self.stats: dict[str, list[object]] = {}  # of which pytest-rerunfailures removes some
         self._writer = writer
 
     def pytest_runtest_logstart(self, nodeid: str, location: tuple[str, int | None, str]) -> None:
