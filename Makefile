@@ -16,8 +16,9 @@ TESTS ?= tests
 WORKERS ?= 2
 # Three times as many for tests that mostly wait for sockets, processes and clocks.
 PROCESSES = $(shell expr $(WORKERS) \* 3)
-# They are forked once the tests are collected, see tests/forked_processes.py. Each takes one file after another in
-# the order of the folders: those of tests/unit take less than a second each and come last, so that all end together.
+# Files in the order of their folders: those of tests/unit take less than a second each and come last, so
+# that all processes end at about the same time. By itself xdist puts files with one long test there.
+BY_FILE = --dist loadfile --no-loadscope-reorder
 # PyTorch for the CPU, which some indexes offer. The usual build, of torch.lock, brings several GB of CUDA libraries.
 TORCH ?= requirements/torch-cpu.lock
 TORCH_CPU := torch==2.13.0+cpu
@@ -83,7 +84,7 @@ quick: $(VENV)/.installed-dev ## Check style, contracts, types, and the unit tes
 	$(BIN)/lint-imports
 	$(BIN)/mypy --num-workers $(WORKERS)
 	tests=$$($(BIN)/python tests/changed.py) && { [ -z "$$tests" ] || \
-		$(BIN)/pytest $$tests -q --processes $(WORKERS) --hypothesis-profile=ci -m "not slow and not gpu"; }
+		$(BIN)/pytest $$tests -q -n $(WORKERS) --dist loadfile --hypothesis-profile=ci -m "not slow and not gpu"; }
 
 .PHONY: lint
 lint: $(VENV)/.installed-dev ## Check style and format with ruff.
@@ -122,19 +123,19 @@ regenerate: $(VENV)/.installed-dev ## Write the generated files again.
 
 .PHONY: unit
 unit: $(VENV)/.installed-dev ## Run the tests alone (TESTS=tests/unit/ir selects some).
-	$(BIN)/pytest $(TESTS) -q --processes $(PROCESSES) --hypothesis-profile=ci -m "not slow and not gpu" \
+	$(BIN)/pytest $(TESTS) -q -n $(PROCESSES) $(BY_FILE) --hypothesis-profile=ci -m "not slow and not gpu" \
 		--ignore tests/hostile --ignore tests/interop
 
 .PHONY: core
 core: $(VENV)/.installed-dev ## Run the tests in a copy without the migration kit (TESTS=tests/hostile selects some).
-	$(BIN)/python -m tests.without_migration $(TESTS) -q --processes $(PROCESSES) --hypothesis-profile=ci \
+	$(BIN)/python -m tests.without_migration $(TESTS) -q -n $(PROCESSES) $(BY_FILE) --hypothesis-profile=ci \
 		-m "not slow and not gpu and not interop"
 
 .PHONY: interop interop-native interop-reference
 interop: $(VENV)/.installed-dev ## Test with real clients, servers and tools, on both transport implementations side by side.
 	$(MAKE) --jobs=2 --output-sync=target interop-native interop-reference
 
-INTEROP = $(BIN)/pytest tests/interop -q -rs -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "interop and not slow" --hypothesis-profile=ci --timeout=600
+INTEROP = $(BIN)/pytest tests/interop -q -rs -n $(WORKERS) $(BY_FILE) -m "interop and not slow" --hypothesis-profile=ci --timeout=600
 
 interop-native:
 	INTEROP_TRANSPORT=native $(INTEROP)
@@ -166,9 +167,9 @@ with-word = $(shell grep -rlF $(1) tests --include='test_*.py' --exclude-dir=int
 
 .PHONY: slow
 slow: $(VENV)/.installed-dev ## Run the slow tests, then the property tests with more examples.
-	$(BIN)/pytest $(call with-word,mark.slow) -q --processes $(PROCESSES) -m "slow and not interop and not hostile and not gpu" \
+	$(BIN)/pytest $(call with-word,mark.slow) -q -n $(PROCESSES) $(BY_FILE) -m "slow and not interop and not hostile and not gpu" \
 		--hypothesis-profile=ci --timeout=300
-	$(BIN)/pytest $(call with-word,hypothesis) -q --processes $(WORKERS) -m "hypothesis and not slow and not interop and not hostile and not gpu" \
+	$(BIN)/pytest $(call with-word,hypothesis) -q -n $(WORKERS) $(BY_FILE) -m "hypothesis and not slow and not interop and not hostile and not gpu" \
 		--hypothesis-profile=thorough
 	$(BIN)/pytest tests/interop/test_fuzz_triton.py tests/interop/test_shield_cancellation.py -q -rs -m "interop and slow" --timeout=900
 

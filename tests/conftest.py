@@ -20,10 +20,7 @@ from hypothesis import settings
 from gateway import accelerator
 from gateway.registry import EXTENSIONS
 from tests.accelerated_parts import use_functions
-from tests.forked_processes import pytest_addoption, pytest_runtestloop
 from tests.implementation_marks import is_unavailable
-
-__all__ = ["pytest_addoption", "pytest_runtestloop"]  # hooks
 
 # No deadlines: a busy machine is not a failure, and pytest's own time limit ends what hangs.
 settings.register_profile("dev", max_examples=50, deadline=None)

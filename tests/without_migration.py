@@ -1,6 +1,6 @@
 """Runs tests in a copy of the project that has no migration kit: no folder, no line, none of its tests.
 
-    python -m tests.without_migration tests/unit tests/properties -q --processes 2
+    python -m tests.without_migration tests/unit tests/properties -q -n 2
 
 All arguments are those of pytest. The copy has `gateway/migration` and its line in
 `gateway/registry.py` removed, and all folders `migration` of the tests. Tests elsewhere that check
