@@ -7,6 +7,7 @@ and `${file:PATH}` are replaced after the YAML is parsed, so their content canno
 """
 
 import re
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -131,8 +132,7 @@ def read_tree(text: str, environment: Mapping[str, str], directory: Path) -> Yam
         tree.problems.append(Problem((1, 1), "", message))
         return tree
     try:
-        _check_events(text)
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        node = _Composer(_checked_events(text)).get_single_node()
         if node is None:
             tree.problems.append(Problem((1, 1), "", "the file is empty"))
         else:
@@ -193,13 +193,14 @@ class _LimitError(Exception):
         self.message = message
 
 
-def _check_events(text: str) -> None:
+def _checked_events(text: str) -> deque[yaml.Event]:
     """Check depth and aliases with the event parser, which does not recurse as composing does.
 
     Raises:
         _LimitError: A limit is exceeded.
     """
     depth = aliases = 0
+    found: deque[yaml.Event] = deque()
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
         if isinstance(event, yaml.events.CollectionStartEvent):
             depth += 1
@@ -213,6 +214,26 @@ def _check_events(text: str) -> None:
         if aliases > MAX_ALIASES:
             message = f"too many aliases: at most {MAX_ALIASES} are allowed"
             raise _LimitError(_position(event.start_mark), message)
+        found.append(event)
+    return found
+
+
+class _Composer(yaml.composer.Composer, yaml.resolver.Resolver):
+    """Composes nodes of events that are parsed already."""
+
+    def __init__(self, events: deque[yaml.Event]) -> None:
+        yaml.composer.Composer.__init__(self)
+        yaml.resolver.Resolver.__init__(self)
+        self._events = events
+
+    def check_event(self, *choices: type[yaml.Event]) -> bool:
+        return isinstance(self._events[0], choices)
+
+    def peek_event(self) -> yaml.Event:
+        return self._events[0]
+
+    def get_event(self) -> yaml.Event:
+        return self._events.popleft()
 
 
 class _YamlReader:

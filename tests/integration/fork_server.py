@@ -12,6 +12,7 @@ import atexit
 import dataclasses
 import fcntl
 import functools
+import gc
 import importlib
 import json
 import os
@@ -251,6 +252,9 @@ def _serve(first: socket.socket) -> None:
     for name in _MODULES:
         importlib.import_module(name)
     assert [] == check(load_text(_CONFIG))
+    # Else each process that ends walks through all that was imported, which copies it: 0.25 s of a core.
+    gc.collect()
+    gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

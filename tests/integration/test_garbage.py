@@ -107,8 +107,7 @@ def watch(stack: AsyncExitStack) -> None:
     A thread of an earlier test may still end, and leave the cycles of its backend behind.
     """
     gc.collect()
-    gc.freeze()
-    stack.callback(gc.unfreeze)
+    gc.freeze()  # for good, with all that was collected when the session began
     gc.disable()
     stack.callback(gc.enable)
 

@@ -19,7 +19,9 @@ from tests.integration.test_repeated_calls import REQUEST, Replica, served
 
 pytestmark = pytest.mark.timeout(120)
 
-MANY = 1000
+BY_TRANSPORT = pytest.mark.parametrize(
+    ("transport", "many"), [("native", 1000), ("reference", 300)]
+)
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 
 
@@ -42,8 +44,8 @@ def message() -> bytes:
     return pb.ModelInferRequest(model_name="m", inputs=[tensor]).SerializeToString()
 
 
-@pytest.mark.parametrize("transport", ["native", "reference"])
-async def test_1000_calls_run_at_once_over_http(transport: str) -> None:
+@BY_TRANSPORT
+async def test_many_calls_run_at_once_over_http(transport: str, many: int) -> None:
     """The server has all of them before it answers the first one."""
     replica = Replica()
     replica.hold()
@@ -58,14 +60,14 @@ async def test_1000_calls_run_at_once_over_http(transport: str) -> None:
                 await response.read()
                 return response.status
 
-        calls = [asyncio.create_task(call()) for _ in range(MANY)]
-        await replica.until_read(MANY)
+        calls = [asyncio.create_task(call()) for _ in range(many)]
+        await replica.until_read(many)
         replica.release()
-        assert [200] * MANY == await asyncio.gather(*calls)
+        assert [200] * many == await asyncio.gather(*calls)
 
 
-@pytest.mark.parametrize("transport", ["native", "reference"])
-async def test_1000_calls_run_at_once_on_one_channel(transport: str) -> None:
+@BY_TRANSPORT
+async def test_many_calls_run_at_once_on_one_channel(transport: str, many: int) -> None:
     """The streams of one connection are no limit of the calls in flight."""
     replica = Replica()
     replica.hold()
@@ -74,7 +76,7 @@ async def test_1000_calls_run_at_once_on_one_channel(transport: str) -> None:
         grpc.aio.insecure_channel(gateway.addresses["main.grpc"]) as channel,
     ):
         infer = channel.unary_unary(INFER)
-        calls = [asyncio.ensure_future(infer(message(), timeout=100)) for _ in range(MANY)]
-        await replica.until_read(MANY)
+        calls = [asyncio.ensure_future(infer(message(), timeout=100)) for _ in range(many)]
+        await replica.until_read(many)
         replica.release()
-        assert MANY == len(await asyncio.gather(*calls))
+        assert many == len(await asyncio.gather(*calls))

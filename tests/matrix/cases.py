@@ -5,6 +5,7 @@ A case's traits say what is special about its values; `refusals.py` goes by them
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +23,7 @@ _INT64_MAX = (1 << 63) - 1
 _ORDINARY_TEXT = [b"", b"a", "Zoë 模型 😀".encode(), b"with \x00 \n\t\x1f", b'"\\/', b"x" * 300]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Case:
     """One tensor.
 
@@ -36,7 +37,7 @@ class Case:
     array: npt.NDArray[Any]
     special: str = ""
 
-    @property
+    @functools.cached_property
     def traits(self) -> frozenset[str]:
         """Its special one, whether there is any element, and one beyond 64 bits with a sign."""
         found = {self.special, FILLED} if self.array.size else {self.special}
@@ -45,8 +46,9 @@ class Case:
         return frozenset(found)
 
 
-def cases(datatype: Datatype) -> list[Case]:
-    """Return the cases of a datatype."""
+@functools.cache
+def cases(datatype: Datatype) -> tuple[Case, ...]:
+    """Return the cases of a datatype, the same ones for all tests."""
     ordinary = _ordinary(datatype)
     found = [
         Case("x".join(map(str, shape)) or "scalar", datatype, _filled(ordinary, shape))
@@ -61,7 +63,9 @@ def cases(datatype: Datatype) -> list[Case]:
     if datatype.is_float:
         found.append(_special("nan", datatype, [1.0, np.nan], NAN))
         found.append(_special("infinities", datatype, [np.inf, 0.5, -np.inf], INFINITE))
-    return found
+    for case in found:
+        case.array.setflags(write=False)
+    return tuple(found)
 
 
 def _special(name: str, datatype: Datatype, values: list[float], trait: str) -> Case:

@@ -6,6 +6,7 @@ rule that a cell meets decides the client's error.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from gateway.ir.errors import ErrorCode
@@ -212,6 +213,7 @@ def has_null_infinities(client: str, upstream: str) -> bool:
     return client.startswith(_JSON_OUT) and upstream.startswith(_NULLS)
 
 
+@functools.cache
 def refusal(client: str, upstream: str, case: Case) -> Refusal | None:
     """Return the rule for a cell, None where everything arrives."""
     return next((rule for rule in REFUSALS if rule.meets(client, upstream, case)), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -118,15 +119,22 @@ def http_status(wire: Any) -> Any:
     return wire.status if isinstance(wire, HttpResponse) else None
 
 
+@functools.cache
 def listener(way: Carries) -> Any:
-    """Return the codec of the side that reads requests."""
+    """Return the codec of the side that reads requests, the same one for all errors."""
     return way.registered.make(way.listener)
+
+
+@functools.cache
+def upstream(way: Carries) -> Any:
+    """Return the codec of the side that writes requests, the same one for all errors."""
+    return way.registered.make(way.upstream)
 
 
 def raised_by(way: Carries, wire: Any) -> GatewayError:
     """Return what an upstream codec raises about *wire*."""
     with pytest.raises(GatewayError) as caught:
-        way.registered.make(way.upstream).decode_reply(CALL, wire)
+        upstream(way).decode_reply(CALL, wire)
     return caught.value
 
 

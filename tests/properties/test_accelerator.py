@@ -31,10 +31,10 @@ def test_every_compiled_function_is_compared() -> None:
 
 
 @pytest.mark.parametrize("name", PARTS)
-@given(random=st.randoms(use_true_random=False))
-def test_results_and_errors_are_the_same(name: str, random: Random) -> None:
+def test_results_and_errors_are_the_same(name: str) -> None:
     """Both versions return the same, or raise the same error."""
-    _compare(name, PARTS[name](random))
+    for seed in range(200):
+        _compare(name, PARTS[name](Random(seed)))  # noqa: S311  # inputs of a test
 
 
 @pytest.mark.slow

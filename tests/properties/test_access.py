@@ -82,7 +82,7 @@ _FACTS = st.builds(
 _SIZES = st.builds(Size, st.integers(0, 9), st.integers(0, 9))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.lists(_rules(), max_size=8), _identities(), st.lists(st.tuples(_FACTS, _SIZES)))
 def test_decisions_equal_those_of_a_naive_reading(
     rules: list[AccessRule], identity: Identity, calls: list[tuple[Facts, Size]]
@@ -94,7 +94,6 @@ def test_decisions_equal_those_of_a_naive_reading(
         assert decision(rules, identity, facts, size) == decided
 
 
-@settings(deadline=None, max_examples=50)
 @given(st.lists(_rules(), max_size=8), _identities(), _FACTS)
 def test_listings_equal_those_of_a_naive_reading(
     rules: list[AccessRule], identity: Identity, facts: Facts

@@ -91,8 +91,9 @@ def test_damaged_messages_decode_or_are_rejected(
     """Changed bits, bytes, numbers, headers and paths decode, or raise a GatewayError."""
     way = data.draw(st.sampled_from(ways), label="way")
     request, response, call = _encoded(way, *data.draw(exchanges(way)))
-    _read_request(way, data.draw(_damaged(request), label="request"))
-    _read_response(way, call, data.draw(_damaged(response), label="answer"))
+    sides = Sides(way)
+    sides.read_request(data.draw(_damaged(request), label="request"))
+    sides.read_response(call, data.draw(_damaged(response), label="answer"))
 
 
 @pytest.mark.parametrize("codec", sorted(REGISTERED))
@@ -119,20 +120,22 @@ def test_damaged_messages_are_typed_or_rejected(codec: str, data: st.DataObject)
 def test_every_prefix_decodes_or_is_rejected(way: Carries) -> None:
     """A message truncated at any byte decodes, or raises a GatewayError."""
     request, response, call = _encoded(way, *_usual(way))
+    sides = Sides(way)
     for cut in _prefixes(request):
-        _read_request(way, cut)
+        sides.read_request(cut)
     for cut in _prefixes(response):
-        _read_response(way, call, cut)
+        sides.read_response(call, cut)
 
 
 @pytest.mark.parametrize("way", BIT_BY_BIT)
 def test_every_flipped_bit_decodes_or_is_rejected(way: Carries) -> None:
     """A message with one flipped bit decodes, or raises a GatewayError."""
     request, response, call = _encoded(way, *_usual(way))
+    sides = Sides(way)
     for flipped in _bit_by_bit(request):
-        _read_request(way, flipped)
+        sides.read_request(flipped)
     for flipped in _bit_by_bit(response):
-        _read_response(way, call, flipped)
+        sides.read_response(call, flipped)
 
 
 def _prefixes(wire: Any) -> Iterator[Any]:
@@ -186,24 +189,27 @@ def _usual(way: Carries) -> tuple[InferRequest, InferResponse]:
     )
 
 
-def _read_request(way: Carries, wire: Any) -> None:
-    codec = way.registered.make(way.listener)
-    call = _within_time(lambda: codec.decode_call(wire))
-    if not isinstance(call, GatewayError):
-        # What was read can be written again, or is refused: no half-read value goes on.
-        upstream = way.registered.make(way.upstream)
-        _within_time(lambda: upstream.encode_call(call))
+class Sides:
+    """The codecs of both sides of a way, which read one message after another as a gateway's do."""
 
+    def __init__(self, way: Carries) -> None:
+        self._listener = way.registered.make(way.listener)
+        self._upstream = way.registered.make(way.upstream)
 
-def _read_response(way: Carries, call: Call[Any], wire: Any) -> None:
-    codec = way.registered.make(way.upstream)
-    reply = _within_time(lambda: codec.decode_reply(call, wire))
-    if isinstance(reply, GatewayError):
-        # Sent by the upstream, or its fault: `Upstream` must not blame the client.
-        assert reply.origin is not None or isinstance(reply, _UPSTREAMS_FAULT), repr(reply)
-    elif reply is not None:
-        listener = way.registered.make(way.listener)
-        _within_time(lambda: listener.encode_reply(call, reply))
+    def read_request(self, wire: Any) -> None:
+        """Decode a request; what was read is written again or refused: no half-read value goes on."""
+        call = _within_time(lambda: self._listener.decode_call(wire))
+        if not isinstance(call, GatewayError):
+            _within_time(lambda: self._upstream.encode_call(call))
+
+    def read_response(self, call: Call[Any], wire: Any) -> None:
+        """Decode a response, and write what was read for a client."""
+        reply = _within_time(lambda: self._upstream.decode_reply(call, wire))
+        if isinstance(reply, GatewayError):
+            # Sent by the upstream, or its fault: `Upstream` must not blame the client.
+            assert reply.origin is not None or isinstance(reply, _UPSTREAMS_FAULT), repr(reply)
+        elif reply is not None:
+            _within_time(lambda: self._listener.encode_reply(call, reply))
 
 
 def _within_time(read: Callable[[], Any]) -> Any:

@@ -56,7 +56,6 @@ NAMES = st.text("abcXYZ019_-. é/", min_size=1, max_size=12)
 
 
 @given(BODIES, st.sampled_from(KINDS), st.sampled_from(FORMS))
-@settings(max_examples=400)
 def test_any_body_is_read_or_is_an_error_of_the_client(
     body: bytes, kind: str, form: dict[str, Any]
 ) -> None:
@@ -146,8 +145,7 @@ def tensors(datatype: Datatype, most: int) -> st.SearchStrategy[Tensor]:
 
 @pytest.mark.parametrize("codec", [HttpCodec, GrpcCodec])
 @pytest.mark.parametrize("datatype", list(Datatype))
-@pytest.mark.parametrize("form", ["json", "columns", ""])
-@given(data=st.data())
+@given(form=st.sampled_from(["json", "columns", ""]), data=st.data())
 @settings(max_examples=20)
 def test_every_value_is_read_back(
     codec: Any, datatype: Datatype, form: str, data: st.DataObject

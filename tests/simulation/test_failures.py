@@ -162,7 +162,6 @@ def test_retries_do_not_prolong_an_outage_of_all_replicas() -> None:
     assert len(good(after)) > 0.99 * len(after)
 
 
-@pytest.mark.timeout(120)  # 7 s of CPU
 @pytest.mark.parametrize("seed", [3])
 def test_a_burst_does_not_become_a_metastable_failure(seed: int) -> None:
     """After an overload with retries of timeouts, the servers recover at a load they can bear.
@@ -171,7 +170,7 @@ def test_a_burst_does_not_become_a_metastable_failure(seed: int) -> None:
     with attempts that no caller waits for.
     """
 
-    async def run(rules: RetryRules) -> Replicas:
+    async def run(rules: RetryRules, seconds: float) -> Replicas:
         replicas = Replicas(
             2,
             random.Random(seed),  # noqa: S311
@@ -181,19 +180,20 @@ def test_a_burst_does_not_become_a_metastable_failure(seed: int) -> None:
         )
         await replicas.traffic.run(0.7 * replicas.capacity, 3)
         await replicas.traffic.run(1.5 * replicas.capacity, 2)
-        await replicas.traffic.run(0.7 * replicas.capacity, 15)
+        await replicas.traffic.run(0.7 * replicas.capacity, seconds)
         return replicas
 
     budgeted = RetryRules(reasons=EVERYTHING, attempts=5)
-    replicas = simulate(lambda: run(budgeted))
+    replicas = simulate(lambda: run(budgeted, 15))
     after = replicas.traffic.between(16, 20)
     assert len(good(after)) > 0.97 * len(after)
     assert replicas.received <= 1.2 * len(replicas.traffic.outcomes) + 3
 
     unbounded = RetryRules(reasons=EVERYTHING, attempts=5, ratio=1.0, least=1_000_000)
-    without = simulate(lambda: run(unbounded))
+    without = simulate(lambda: run(unbounded, 5))
+    after = without.traffic.between(7, 10)
     assert without.received > 1.5 * len(without.traffic.outcomes)
-    assert len(good(without.traffic.between(16, 20))) < 0.5 * len(after)
+    assert len(good(after)) < 0.5 * len(after)
 
 
 @pytest.mark.parametrize("policy", [policy for policy in BalancingPolicy if policy.value != "hash"])
