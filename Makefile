@@ -74,7 +74,7 @@ run: $(VENV)/.installed-run ## Run the demo: recognise a digit over every protoc
 
 .PHONY: test
 test: $(VENV)/.installed-dev ## Run all checks, and all tests except the slow suites below.
-	$(MAKE) --jobs=2 --output-sync=target lint types contracts generated
+	$(MAKE) --jobs=2 --output-sync=target collected types lint contracts generated
 	$(MAKE) unit
 
 .PHONY: quick
@@ -120,6 +120,11 @@ regenerate: $(VENV)/.installed-dev ## Write the generated files again.
 	$(BIN)/python schemas/protocols.py
 	$(BIN)/python schemas/api_reference.py
 	$(BIN)/python release/publisher.py
+
+# Compiles all tests once, which each process of `unit` would do at its first start.
+.PHONY: collected
+collected: $(VENV)/.installed-dev
+	@$(BIN)/pytest $(TESTS) --collect-only -qq > $(VENV)/collected.txt || { cat $(VENV)/collected.txt; exit 1; }
 
 .PHONY: unit
 unit: $(VENV)/.installed-dev ## Run the tests alone (TESTS=tests/unit/ir selects some).
