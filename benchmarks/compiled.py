@@ -24,7 +24,7 @@ _ROOT = Path(__file__).parent.parent
 
 # The modules of the hot path, by folder.
 _HOT_MODULES = {
-    "ir": ("streams",),
+    "ir/bodies": ("streams",),
     "policies": (
         "classify",
         "forward_headers",
@@ -60,12 +60,12 @@ _HOT_MODULES = {
     ),
     "protocols/oip": ("shared_memory",),
     "routing": (
-        "endpoints",
         "match",
         "model_discovery",
         "router",
         "server_status",
     ),
+    "routing/balancing": ("endpoints",),
     "transports": ("memory_budget",),
     "transports/grpc": (
         "admission",
@@ -98,10 +98,8 @@ _HOT_MODULES = {
         "hpack",
         "streams",
     ),
-    "wire": (
-        "metadata",
-        "protobuf",
-    ),
+    "wire/heads": ("metadata",),
+    "wire/protobuf": ("wire_format",),
 }
 MODULES = tuple(
     f"gateway/{folder}/{name}.py" for folder, names in _HOT_MODULES.items() for name in names

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway import migration
+from gateway.cli import report
 from tests.admin_kit import ask
 from tests.integration.migration.test_migration_api import api, started
 from tests.integration.test_admin_pages import check_page
@@ -68,6 +68,6 @@ async def test_the_list_of_migrations_has_the_reason_of_failures() -> None:
 
 def test_tables_of_reports_break_no_names() -> None:
     """Names stay whole, and a wide table scrolls instead."""
-    report = (Path(migration.__file__).parent / "report" / "page.html").read_text("utf-8")
-    assert "anywhere" not in report
-    assert "div{overflow-x:auto}" in report
+    page = (Path(report.__file__).parent / "page.html").read_text("utf-8")
+    assert "anywhere" not in page
+    assert "div{overflow-x:auto}" in page
