@@ -158,7 +158,8 @@ async def test_refused_connection_raises_not_sent() -> None:
 async def until_sent(client: GrpcClient) -> GrpcResponse:
     """Retry until the upstream is reachable.
 
-    A client of grpcio that has connected meanwhile takes a refused connection for a status.
+    A client of grpcio that has connected meanwhile takes a refused connection for a status, and
+    one that the old server still accepted for a broken one.
     """
 
     async def send() -> GrpcResponse:
@@ -167,7 +168,7 @@ async def until_sent(client: GrpcClient) -> GrpcResponse:
             raise NotSent(response.details)
         return response
 
-    return await retried(send, NotSent)
+    return await retried(send, Unavailable)
 
 
 async def test_restarted_upstream_is_used_again() -> None:

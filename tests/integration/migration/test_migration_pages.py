@@ -67,7 +67,7 @@ async def test_the_list_of_migrations_has_the_reason_of_failures() -> None:
 
 
 def test_tables_of_reports_break_no_names() -> None:
-    """Names stay whole, and a wide table scrolls instead."""
+    """Names stay whole, and a wide table scrolls instead; only commands break anywhere."""
     page = (Path(report.__file__).parent / "page.html").read_text("utf-8")
-    assert "anywhere" not in page
+    assert "anywhere" not in page.replace("pre{white-space:pre-wrap;overflow-wrap:anywhere}", "")
     assert "div{overflow-x:auto}" in page
