@@ -53,7 +53,7 @@ _SHOWN: Final = 400
 _NEEDS: Final[Mapping[str, tuple[Callable[[CertifiedModel, Any], bool], str]]] = {
     "datatype": (
         lambda model, kind: kind in model.datatypes and model.expect != "",
-        "with an input of {} and a known answer: --model NAME --expect identity",
+        "with an input of the datatype and a known answer: --model NAME --expect identity",
     ),
     "first": (
         lambda model, kind: model.datatypes[:1] == (kind,),

@@ -32,6 +32,7 @@ class CertifyFormat(enum.Enum):
 _ALIKE: Final = "The servers answer the rules alike."
 _ORDER: Final = (Verdict.DIFFERS, Verdict.CANNOT_TELL, Verdict.KEEPS, Verdict.SAYS_NOTHING)
 """What to look at first."""
+_FEW: Final = 2
 
 
 def differences(one: Findings, other: Findings) -> list[tuple[RuleFinding, RuleFinding]]:
@@ -131,8 +132,14 @@ def _unclear_table(found: Findings) -> TextTable:
     for each in found.rules:
         if each.verdict is Verdict.CANNOT_TELL:
             rules.setdefault(each.found, []).append(each.rule)
-    rows = [(str(len(names)), why, ", ".join(names)) for why, names in rules.items()]
-    return TextTable(("cannot tell", "why", "rules"), rows, right=(0,))
+    rows = [(str(len(names)), _few(names), why) for why, names in rules.items()]
+    return TextTable(("cannot tell", "rules", "why"), rows, right=(0,))
+
+
+def _few(names: Sequence[str]) -> str:
+    """Return the first names; JSON and the page have all."""
+    rest = len(names) - _FEW
+    return ", ".join(names[:_FEW]) + (f", {rest} more" if rest > 0 else "")
 
 
 def _difference_table(found: Findings, against: Findings) -> TextTable:

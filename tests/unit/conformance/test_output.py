@@ -69,8 +69,8 @@ differs: infer.fp16.binary
   source    v2, Tensor Data
   request   curl a
 
-cannot tell  why              rules
-          1  no reply in 5 s  health.live
+cannot tell  rules        why
+          1  health.live  no reply in 5 s
 
 group   keeps  differs  cannot tell  says nothing
 infer       1        1            0             1
@@ -83,6 +83,14 @@ m      works    oip+http
 
 Requests to try, once `gateway serve --upstream URL` runs, are in --output json and --report FILE."""
     assert expected == text_page(FOUND)
+
+
+def test_people_see_few_rules_of_each_reason() -> None:
+    """JSON and the page have the names of all."""
+    unclear = RuleFinding("", "infer", Verdict.CANNOT_TELL, "", "no model", "", "")
+    rules = [replace(unclear, rule=f"infer.{number}") for number in range(5)]
+    text = text_page(Findings(FOUND.subject, rules, ()))
+    assert "          5  infer.0, infer.1, 3 more  no model" in text
 
 
 def test_people_see_the_differences_of_two_servers() -> None:
