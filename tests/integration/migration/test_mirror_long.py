@@ -236,8 +236,9 @@ async def test_calls_of_a_sequence_through_two_workers_agree(
             _, page = await asyncio.to_thread(
                 gateway.admin, "GET", f"/api/v1/migrations/{kit.NAME}"
             )
-            found = page["evidence"]
-            return found if found["sampled"] == STEPS * sequences and not found["in_flight"] else {}
+            found = page["evidence"]  # none before the first report
+            has_all = found and found["sampled"] == STEPS * sequences and not found["in_flight"]
+            return found if has_all else {}
 
         found = await eventually(evidence, 60)
     outcomes = {name: count for name, count in found["outcomes"].items() if count}
