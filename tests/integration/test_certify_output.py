@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import shlex
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
 
+from tests.integration.certify_kit import tried_lines
 from tests.integration.cli_kit import Running, gateway, serving
 
 CONFIG = """
@@ -38,36 +36,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 @pytest.mark.skipif(shutil.which("curl") is None, reason="runs the lines with curl")
 def test_lines_of_clients_succeed_where_the_table_has_no_refusal(server: Running) -> None:
     """Each line, run before a sidecar, succeeds just where the client protocol works."""
-    url = f"grpc://{server.addresses['main.grpc']}"
-    found = json.loads(
-        gateway("certify", "--upstream", url, "--model", "simple", "-o", "json").stdout
-    )
-    assert {"simple"} == {pair["model"] for pair in found["pairs"]}
-    tried: list[str] = []
-    brpc, names = ("--brpc", "127.0.0.1:0"), {"brpc": "grps"}
-    with serving(
-        "--upstream", url, "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", *brpc
-    ) as sidecar:
-        addresses = {name.split(".")[1]: text for name, text in sidecar.addresses.items()}
-        for pair in found["pairs"]:
-            carrier = pair["protocol"].partition("+")[2]
-            if not pair["request"] or carrier not in {"http", "grpc", "brpc"}:
-                continue
-            line = pair["request"]
-            for default in ("127.0.0.1:8000", "127.0.0.1:8001", "127.0.0.1:18002"):
-                line = line.replace(default, addresses[names.get(carrier, carrier)])
-            assert (_run(line) == 0) is (pair["verdict"] != "refused"), pair
-            tried.append(pair["verdict"])
+    tried = tried_lines(f"grpc://{server.addresses['main.grpc']}", "simple")
     assert {"works", "loses", "refused"} == set(tried)
     assert len(tried) > 12
-
-
-def _run(line: str) -> int:
-    """Return the exit status of a line."""
-    if line.startswith("gateway"):
-        return gateway(*shlex.split(line)[1:]).returncode
-    script = ["bash", "-c", line]
-    return subprocess.run(script, check=False, capture_output=True, timeout=60).returncode
 
 
 def test_two_servers_are_compared(server: Running, tmp_path: Path) -> None:

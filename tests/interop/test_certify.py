@@ -15,6 +15,7 @@ import pytest
 
 from gateway.conformance.certify import certify_server
 from gateway.conformance.findings import Verdict
+from tests.integration.certify_kit import tried_lines
 from tests.interop.servers.datatypes import DATATYPES, identity_name
 from tests.interop.servers.mlflow import start as mlflow
 from tests.interop.servers.process import Prepare, RunningServer, running
@@ -88,6 +89,14 @@ async def test_each_difference_is_known(
         # Nothing is loaded or hurt here; and the model `repeat_stream` refuses negative numbers.
         on_request = {"repository.load", "repository.load.unknown", "streams.decoupled"}
         assert not [each for each in untold - on_request if not each.startswith("limits.hurt.")]
+
+
+def test_clients_before_triton_fare_as_the_table_says(triton_server: RunningServer) -> None:
+    """The line of each cell, run with curl or `gateway infer`, succeeds where it is not refused."""
+    models = ("add_sub", "classify", identity_name("FP16"), identity_name("BYTES"))
+    tried = tried_lines(f"grpc://{triton_server.grpc_address}", *models)
+    assert {"works", "loses", "refused"} == set(tried)
+    assert len(tried) > 40
 
 
 def tensor(name: str, datatype: str, shape: Sequence[int], *data: float) -> dict[str, Any]:
