@@ -105,6 +105,7 @@ generated: $(VENV)/.installed-dev ## Check that generated files match their sour
 	$(BIN)/python schemas/configuration.py --check
 	$(BIN)/python schemas/protection.py --check
 	$(BIN)/python schemas/metrics.py --check
+	$(BIN)/python schemas/known_differences.py --check
 	$(BIN)/python schemas/admin_api.py --check
 	$(BIN)/python schemas/protocols.py --check
 	$(BIN)/python schemas/api_reference.py --check
@@ -116,6 +117,7 @@ regenerate: $(VENV)/.installed-dev ## Write the generated files again.
 	$(BIN)/python schemas/configuration.py
 	$(BIN)/python schemas/protection.py
 	$(BIN)/python schemas/metrics.py
+	$(BIN)/python schemas/known_differences.py
 	$(BIN)/python schemas/admin_api.py
 	$(BIN)/python schemas/protocols.py
 	$(BIN)/python schemas/api_reference.py

@@ -91,7 +91,9 @@ async def test_each_difference_is_known(
         assert not [each for each in untold - on_request if not each.startswith("limits.hurt.")]
 
 
-def test_clients_before_triton_fare_as_the_table_says(triton_server: RunningServer) -> None:
+def test_lines_of_clients_before_triton_succeed_unless_refused(
+    triton_server: RunningServer,
+) -> None:
     """The line of each cell, run with curl or `gateway infer`, succeeds where it is not refused."""
     models = ("add_sub", "classify", identity_name("FP16"), identity_name("BYTES"))
     tried = tried_lines(f"grpc://{triton_server.grpc_address}", *models)
