@@ -1,12 +1,15 @@
 """The command `certify`: does a server keep its protocol?"""
 
 import asyncio
+import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.progress import Progress
 
 from gateway.api.start_error import reason_of
 from gateway.cli.calling.health import NO_FLAGS
@@ -114,6 +117,10 @@ def certify(  # noqa: PLR0913, PLR0917  # one for each flag
             _print_rules(parse_url(url or upstream), only or (), ignore or ())
             return
         timeout_s = parse_duration(timeout)
+        progress = Progress(
+            console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()
+        )
+        task = progress.add_task("certify", total=None)
         ask = partial(
             certify_server,
             models=names,
@@ -127,15 +134,19 @@ def certify(  # noqa: PLR0913, PLR0917  # one for each flag
             timeout_s=timeout_s,
             headers=server.metadata,
             tls=server.tls,
+            on_finding=lambda _: progress.advance(task),
         )
-        if upstream:
-            address = parse_url(upstream)
-            found = asyncio.run(
-                certify_upstream(address, server, names, timeout_s=timeout_s, rate=rate)
-            )
-        else:
-            found = asyncio.run(ask(url))
-        other = asyncio.run(ask(against)) if against else None
+        with progress:
+            if upstream:
+                address = parse_url(upstream)
+                found = asyncio.run(
+                    certify_upstream(address, server, names, timeout_s=timeout_s, rate=rate)
+                )
+            else:
+                rules = chosen_rules(_form(parse_url(url)), only or (), ignore or ())
+                progress.update(task, total=len(rules) * (2 if against else 1))
+                found = asyncio.run(ask(url))
+            other = asyncio.run(ask(against)) if against else None
     except LookupError as error:
         fail(str(error.args[0]), WRONG_USAGE)
     except (ValueError, OSError, GatewayError) as error:
@@ -182,6 +193,10 @@ def status_of(found: Findings, other: Findings | None = None) -> int:
     return 0 if is_known else WRONG_USAGE
 
 
+def _form(url: Url) -> str:
+    return f"{url.protocol}+{url.carrier}"
+
+
 def _print_rules(url: Url, only: Sequence[str], ignore: Sequence[str]) -> None:
-    rules = chosen_rules(f"{url.protocol}+{url.carrier}", only, ignore)
+    rules = chosen_rules(_form(url), only, ignore)
     print_text(format_table(("rule", "says", "source"), [(r.id, r.says, r.source) for r in rules]))
