@@ -37,6 +37,7 @@ def log_started(config: Config, addresses: Mapping[str, str], **facts: object) -
         addresses: By the names of the servers.
         facts: What else the last line tells.
     """
+    _log_reference_upstreams(config)
     _log_extensions(config.listeners)
     log_platforms(config)
     if TIMEOUT.key not in config.policies.model_fields_set:
@@ -80,7 +81,7 @@ def log_retired_keys(loaded: LoadedConfig) -> None:
         log.warning("retired key", source=loaded.source, **each.entry())
 
 
-def log_reference_upstreams(config: Config) -> None:
+def _log_reference_upstreams(config: Config) -> None:
     """Log a warning for the upstreams whose libraries bound less than the gateway does."""
     found = [name for name, one in config.upstreams.items() if one.transport == "reference"]
     if found:

@@ -30,7 +30,7 @@ from gateway.app.check.check import check
 from gateway.app.check.unused_addresses import log_unused_addresses
 from gateway.app.listen.listeners import SharedResources, build_listener
 from gateway.app.listen.metrics_page import Page
-from gateway.app.run.announce import log_models, log_reference_upstreams, log_started
+from gateway.app.run.announce import log_models, log_started
 from gateway.app.run.config_watch import HeaderWatch, has_header_files, with_renewed_headers
 from gateway.app.run.export import open_export
 from gateway.app.run.process_parts import ProcessParts
@@ -336,7 +336,6 @@ class Gateway:
         self._has_started.set()
         if self._slot.is_single:
             config = self._graph.config
-            log_reference_upstreams(config)
             log_started(config, self.addresses)
             self.names_checked = start_background(log_unused_addresses(config), "names")
 

@@ -18,7 +18,7 @@ from gateway.app.run.announce import (
     example_command,
     log_models,
     log_platforms,
-    log_reference_upstreams,
+    log_started,
 )
 from gateway.config.admin import AdminConfig
 from gateway.config.load import load_text
@@ -224,5 +224,6 @@ upstreams:
 """
     for transport, expected in (("reference", ["a, b"]), ("native", [])):
         with capture_logs() as logs:
-            log_reference_upstreams(load_text(text.replace("TRANSPORT", transport)).config)
-        assert expected == [line["upstreams"] for line in logs]
+            log_started(load_text(text.replace("TRANSPORT", transport)).config, {}, workers=2)
+        named = [line["upstreams"] for line in logs if line["event"] == "reference transport"]
+        assert expected == named
