@@ -10,7 +10,7 @@ import grpc
 import pytest
 from grpc import aio
 
-from gateway.ir.errors import Overloaded, TooLarge
+from gateway.ir.errors import GatewayError, Overloaded, TooLarge
 from gateway.transports.contract import ClientLimits, MemoryBudget, ServerLimits
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus
 from tests.integration.grpc_echo import (
@@ -85,6 +85,24 @@ async def test_response_over_the_server_limit_is_rejected() -> None:
         bad.status,
         bad.details,
     )
+
+
+async def test_error_within_a_message_does_not_end_a_stream() -> None:
+    """Some protocols have errors in messages: then the responses behind one too large follow."""
+
+    class Within(Answers):
+        def reject_message(self, _wire: GrpcRequest, error: GatewayError, /) -> GrpcResponse:
+            return GrpcResponse((error.code.value.encode(),))
+
+    async def grow(_wire: GrpcRequest) -> AsyncGenerator[GrpcResponse, None]:
+        for size in (1, LIMIT + 1, 2):
+            yield GrpcResponse((bytes(size),))
+
+    limits = ServerLimits(message_bytes=LIMIT)
+    async with serving(Within(grow), limits) as server, calling(server) as client:
+        responses = client.stream(ask(b"", STREAM), deadline=None)
+        found = [bytes(response.view) async for response in responses]
+    assert [bytes(1), b"too_large", bytes(2)] == found
 
 
 async def test_compressed_messages_are_limited_by_inflated_size() -> None:

@@ -7,7 +7,7 @@ from time import monotonic
 from gateway.concurrency.limiter import WAITED_S
 from gateway.ir.errors import TooLarge
 from gateway.transports.client_shares import NO_CLIENT_SHARES, ClientShares
-from gateway.transports.contract import MemoryBudget, ServerLimits
+from gateway.transports.contract import GrpcFrontend, MemoryBudget, ServerLimits
 from gateway.transports.reservation import RESPONSE_OVERHEAD_BYTES, Reservation, no_memory
 from gateway.transports.slots import (
     LISTENER_KEYS,
@@ -160,6 +160,16 @@ class CallAdmission(ConcurrencyLimiter):
             raise TooLarge(
                 f"the response has {size} bytes, at most {limit} are allowed", limit="message_bytes"
             )
+
+    def checked(
+        self, answer: GrpcResponse, request: GrpcRequest, frontend: GrpcFrontend
+    ) -> GrpcResponse:
+        """Return a response, or the frontend's error in its place if it is above the limit."""
+        try:
+            self.check(answer)
+        except TooLarge as error:
+            return frontend.reject_message(request, error)
+        return answer
 
 
 class Slot:

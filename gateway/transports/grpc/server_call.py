@@ -336,7 +336,7 @@ class ServerCall:
                     if self._stream.waiting is not None:
                         await self._drained()
                 else:
-                    found = self._checked(found, request)
+                    found = admission.checked(found, request, method.frontend)
                     # From here on, the budget counts the response and not the request.
                     del view, message, request
                     admission.budget.release(size, client.memory)
@@ -408,9 +408,11 @@ class ServerCall:
     ) -> GrpcResponse:
         """Send the responses of a stream; return its end, an error or one without a message."""
         metadata: Metadata = ()
-        writer = self._connection.core.writer
+        writer, method = self._connection.core.writer, self._method
         async for found in responses:
-            response = found if request is None else self._checked(found, request)
+            response = found
+            if request is not None:
+                response = method.admission.checked(found, request, method.frontend)
             metadata = response.metadata or metadata
             if response.status is not _OK:
                 return response
@@ -423,14 +425,6 @@ class ServerCall:
             self._connection.flush_soon()
             ahead.written()
         return GrpcResponse(metadata=metadata)
-
-    def _checked(self, response: GrpcResponse, request: GrpcRequest) -> GrpcResponse:
-        """Return *response*, or an error if it is too large."""
-        try:
-            self._method.admission.check(response)
-        except errors.TooLarge as error:
-            return self._method.frontend.reject_message(request, error)
-        return response
 
     async def _send_held(self, response: GrpcResponse) -> None:
         """Send a response, and reserve its bytes until the client has received it."""

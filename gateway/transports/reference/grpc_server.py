@@ -296,8 +296,7 @@ class _Method:
                 contextlib.aclosing(self._frontend(request)) as responses,
             ):
                 async for response in responses:
-                    self._admission.check(response)
-                    yield response
+                    yield self._admission.checked(response, request, self._frontend)
         except errors.GatewayError as error:
             yield self._frontend.reject_message(request, error)
 
