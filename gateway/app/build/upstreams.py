@@ -21,6 +21,7 @@ from gateway.api.protocol import (
     StreamBinding,
 )
 from gateway.app.build.chain_context import NO_CONTEXT, ChainContext
+from gateway.app.build.endpoint_discovery import BuiltEndpoint, EndpointDiscovery
 from gateway.app.build.server_identity import ServerIdentity
 from gateway.app.chains.upstream import ServerTraits
 from gateway.app.layers import build_chain
@@ -44,7 +45,6 @@ from gateway.routing.balancing.endpoint import Endpoint
 from gateway.routing.balancing.endpoint_keys import SLOW_START, balancer_of, outlier_detection_of
 from gateway.routing.balancing.endpoints import Endpoints
 from gateway.routing.balancing.health_probe import Prober
-from gateway.routing.endpoint_discovery import EndpointDiscovery
 from gateway.routing.sequence_affinity import IDLE_S
 from gateway.service import Service
 from gateway.settings.units import Address, Url
@@ -253,37 +253,6 @@ def _with_dialect_detection(
     return DialectDetectingUpstream(service, lambda server: build(resolve(options, server)))
 
 
-@dataclass(frozen=True, slots=True)
-class BuiltEndpoint:
-    """An endpoint with all that belongs to it.
-
-    Attributes:
-        withheld: Cancelled calls that still run there.
-        http: Its HTTP client; None if it has none.
-        closes: Close its clients.
-        questions: Sends questions over connections that inferences do not use.
-    """
-
-    endpoint: Endpoint
-    prober: Prober
-    identity: ServerIdentity
-    withheld: WithheldCalls
-    http: HttpClient | None
-    closes: tuple[Callable[[], Awaitable[None]], ...]
-    questions: Service
-
-    async def drain(self) -> None:
-        """Stop probing, and wait for cancelled calls that still run."""
-        await self.prober.close()
-        await self.withheld.drained()
-
-    async def close(self) -> None:
-        """Stop probing and close every connection."""
-        await self.prober.close()
-        for close in self.closes:
-            await close()
-
-
 class BuiltUpstream:
     """An upstream whose probes have not started yet.
 
@@ -308,7 +277,7 @@ class BuiltUpstream:
         sequence_ids: SequenceIdTypes,
         members: Sequence[BuiltEndpoint],
         hosts: Iterable[str] = (),
-        discovery: EndpointDiscovery[BuiltEndpoint] | None = None,
+        discovery: EndpointDiscovery | None = None,
         by_name: Connected | None = None,
         tls: TlsFiles | None = None,
     ) -> None:
@@ -553,7 +522,7 @@ def build_upstream(
     )
 
 
-def _discovery(build: _EndpointBuilder, endpoints: Endpoints) -> EndpointDiscovery[BuiltEndpoint]:
+def _discovery(build: _EndpointBuilder, endpoints: Endpoints) -> EndpointDiscovery:
     config, name = build.config, build.at.name
     for url in config.all_urls:
         if is_service(url.host) and not HAS_DNS:

@@ -15,8 +15,9 @@ from typing import Any, Final, Protocol
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from gateway.app.build.endpoint_discovery import BuiltEndpoint
 from gateway.app.build.models import BuiltModels
-from gateway.app.build.upstreams import BuiltEndpoint, BuiltUpstream
+from gateway.app.build.upstreams import BuiltUpstream
 from gateway.concurrency.slices import in_slices
 from gateway.config.models import Config, UpstreamConfig
 from gateway.ir.calls import ModelConfigRequest, ModelStatisticsRequest, RepositoryIndexRequest

@@ -7,7 +7,7 @@ the name up.
 
 import ipaddress
 import math
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from importlib.util import find_spec
 from typing import Any, Final, NamedTuple
 
@@ -51,6 +51,10 @@ class HostAddresses(NamedTuple):
 
     found: tuple[HostAddress, ...]
     ttl_s: float | None
+
+
+LookUp = Callable[[str, int], Awaitable[HostAddresses]]
+"""Looks up a name, and a port that records of services replace. Raises OSError."""
 
 
 def is_service(host: str) -> bool:

@@ -8,17 +8,22 @@ of services (SRV) also tell the ranks and weights of the endpoints.
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from time import monotonic
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final
 
 import structlog
 
+from gateway.app.build.server_identity import ServerIdentity
 from gateway.concurrency.background import start_background
 from gateway.routing.balancing.endpoint import Endpoint
 from gateway.routing.balancing.endpoints import Endpoints
 from gateway.routing.balancing.health_probe import Prober
+from gateway.service import Service
 from gateway.settings.units import Url
+from gateway.transports.contract import HttpClient
+from gateway.transports.grpc.withheld import WithheldCalls
+from gateway.transports.net.host_addresses import HostAddress, HostAddresses, LookUp
 
 log = structlog.get_logger(__name__)
 
@@ -29,64 +34,38 @@ _LOOK_UP_S: Final = 6.0
 _Key = tuple[Url, str]
 
 
-class NamedServer(Protocol):
-    """One server behind a name."""
+@dataclass(frozen=True, slots=True)
+class BuiltEndpoint:
+    """An endpoint with all that belongs to it.
 
-    @property
-    def host(self) -> str:
-        """Its name, for TLS and for headers."""
+    Attributes:
+        withheld: Cancelled calls that still run there.
+        http: Its HTTP client; None if it has none.
+        closes: Close its clients.
+        questions: Sends questions over connections that inferences do not use.
+    """
 
-    @property
-    def port(self) -> int:
-        """Its port."""
-
-    @property
-    def address(self) -> str:
-        """Its IP address."""
-
-    @property
-    def rank(self) -> int:
-        """It gets calls only while no server of a lower rank is available."""
-
-    @property
-    def weight(self) -> float:
-        """Its share of the calls, relative to those of the same rank."""
-
-
-class NamedServers(Protocol):
-    """The servers behind a name."""
-
-    @property
-    def found(self) -> Sequence[NamedServer]:
-        """The servers."""
-
-    @property
-    def ttl_s(self) -> float | None:
-        """How long they are valid; None if that is unknown."""
-
-
-class DiscoveredEndpoint(Protocol):
-    """An endpoint with all that belongs to it."""
-
-    @property
-    def endpoint(self) -> Endpoint:
-        """The endpoint."""
-
-    @property
-    def prober(self) -> Prober:
-        """Probes it."""
+    endpoint: Endpoint
+    prober: Prober
+    identity: ServerIdentity
+    withheld: WithheldCalls
+    http: HttpClient | None
+    closes: tuple[Callable[[], Awaitable[None]], ...]
+    questions: Service
 
     async def drain(self) -> None:
         """Stop probing, and wait for cancelled calls that still run."""
+        await self.prober.close()
+        await self.withheld.drained()
 
     async def close(self) -> None:
         """Stop probing and close every connection."""
+        await self.prober.close()
+        for close in self.closes:
+            await close()
 
 
-E = TypeVar("E", bound=DiscoveredEndpoint)
-
-
-class EndpointDiscovery(Generic[E]):
+class EndpointDiscovery:
     """Keeps the endpoints of an upstream equal to the addresses of its names.
 
     A name is looked up again when its time to live has passed, and earlier while an endpoint is not
@@ -101,7 +80,7 @@ class EndpointDiscovery(Generic[E]):
         cap_s: Longest time between two look-ups.
         leave_s: Longest time for the calls of an address that is gone.
         on_removed: Called with the name of each endpoint that is closed.
-        look_up: Looks up a name, and a port that records of services replace. Raises OSError.
+        look_up: Looks up a name.
         clock: Monotonic seconds.
         sleep: Waits.
 
@@ -115,12 +94,12 @@ class EndpointDiscovery(Generic[E]):
         urls: Sequence[Url],
         endpoints: Endpoints,
         *,
-        build: Callable[[Url, str], E],
+        build: Callable[[Url, str], BuiltEndpoint],
         floor_s: float,
         cap_s: float,
         leave_s: float,
         on_removed: Callable[[str], None],
-        look_up: Callable[[str, int], Awaitable[NamedServers]],
+        look_up: LookUp,
         clock: Callable[[], float] = monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
@@ -134,18 +113,17 @@ class EndpointDiscovery(Generic[E]):
         self._look_up = look_up
         self._clock = clock
         self._sleep = sleep
-        self._found: dict[Url, Sequence[NamedServer]] = dict.fromkeys(urls, ())
-        self._ttls_s: dict[Url, float | None] = {}
+        self._found: dict[Url, HostAddresses] = {url: HostAddresses((), None) for url in urls}
         self._failed: set[Url] = set()
         self._due = clock()
         self._has_followed = False
         self.is_asking = False
-        self._members: dict[_Key, E] = {}
+        self._members: dict[_Key, BuiltEndpoint] = {}
         self._leaving: dict[_Key, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
-    def members(self) -> list[E]:
+    def members(self) -> list[BuiltEndpoint]:
         """The endpoints, with those that are leaving."""
         return list(self._members.values())
 
@@ -156,7 +134,7 @@ class EndpointDiscovery(Generic[E]):
             await asyncio.gather(*map(self._ask, self._found))
         finally:
             self.is_asking = False
-        ttls_s = [self._ttls_s[url] or self._floor_s for url in self._found]
+        ttls_s = [each.ttl_s or self._floor_s for each in self._found.values()]
         self._due = self._clock() + min(max(min(ttls_s), self._floor_s), self._cap_s)
         await self._follow()
         self._has_followed = True
@@ -190,13 +168,13 @@ class EndpointDiscovery(Generic[E]):
             async with asyncio.timeout(_LOOK_UP_S):
                 found = await self._look_up(url.host, url.port)
         except (OSError, TimeoutError) as error:
-            self._ttls_s[url] = None
+            self._found[url] = self._found[url]._replace(ttl_s=None)
             if url not in self._failed:
                 self._failed.add(url)
                 reason = str(error) or f"no response within {_LOOK_UP_S} s"
                 log.warning("name not resolved", reason=reason, **names)
             return
-        self._found[url], self._ttls_s[url] = found.found, found.ttl_s
+        self._found[url] = found
         if url in self._failed:
             self._failed.remove(url)
             log.info("name resolved again", **names)
@@ -232,7 +210,7 @@ class EndpointDiscovery(Generic[E]):
 
     async def _add(self, keys: Sequence[_Key]) -> None:
         """Build and probe the endpoints *keys*; close them if that fails or is cancelled."""
-        built: dict[_Key, E] = {}
+        built: dict[_Key, BuiltEndpoint] = {}
         try:
             for key in keys:
                 built[key] = self._build(*key)
@@ -244,18 +222,18 @@ class EndpointDiscovery(Generic[E]):
             member.prober.start()
         self._members |= built
 
-    def _wanted(self) -> dict[_Key, NamedServer]:
+    def _wanted(self) -> dict[_Key, HostAddress]:
         """Return the servers behind all names, those with the same address once: the first."""
-        found: dict[tuple[str, int], tuple[_Key, NamedServer]] = {}
-        for url, servers in self._found.items():
-            for each in servers:
+        found: dict[tuple[str, int], tuple[_Key, HostAddress]] = {}
+        for url, addresses in self._found.items():
+            for each in addresses.found:
                 key = (replace(url, host=each.host, port=each.port), each.address)
                 server = (each.address, each.port)
                 if server not in found or each.rank < found[server][1].rank:
                     found[server] = (key, each)
         return dict(found.values())
 
-    def _set_shares(self, wanted: Mapping[_Key, NamedServer]) -> bool:
+    def _set_shares(self, wanted: Mapping[_Key, HostAddress]) -> bool:
         """Give the endpoints their ranks and weights; return whether one has changed."""
         has_changed = False
         for key, found in wanted.items():
@@ -267,7 +245,7 @@ class EndpointDiscovery(Generic[E]):
     def _replace(self) -> None:
         self._endpoints.replace([member.endpoint for member in self.members])
 
-    async def _retire(self, key: _Key, member: E) -> None:
+    async def _retire(self, key: _Key, member: BuiltEndpoint) -> None:
         """Close an endpoint that is leaving, after its calls; cancelled if it comes back."""
         deadline = self._clock() + self._leave_s
         while self._clock() < deadline and self._endpoints.is_used(member.endpoint):

@@ -8,8 +8,8 @@ from collections import defaultdict
 import pytest
 from structlog.testing import capture_logs
 
+from gateway.app.build.endpoint_discovery import BuiltEndpoint, EndpointDiscovery
 from gateway.app.build.server_identity import ServerIdentity
-from gateway.app.build.upstreams import BuiltEndpoint
 from gateway.ir.calls import InferRequest, InferResponse, ServerReadyRequest
 from gateway.ir.context import CallSequence, ModelRef
 from gateway.ir.errors import Unavailable, Unsupported
@@ -17,7 +17,6 @@ from gateway.routing.balancing.endpoint import Endpoint
 from gateway.routing.balancing.endpoints import Endpoints
 from gateway.routing.balancing.health_probe import Prober
 from gateway.routing.balancing.load_balancing import BalancingPolicy, LoadBalancer
-from gateway.routing.endpoint_discovery import EndpointDiscovery
 from gateway.settings.units import Url, parse_url
 from gateway.transports.grpc.withheld import WithheldCalls
 from gateway.transports.net.host_addresses import HostAddress, HostAddresses
