@@ -14,7 +14,7 @@ from typing import Any, Final
 from zlib import crc32
 
 from gateway.config.tls import TlsConfig, client_files
-from gateway.conformance.findings import Findings, RuleFinding, Subject, Verdict
+from gateway.conformance.findings import NO_MODELS, Findings, RuleFinding, Subject, Verdict
 from gateway.conformance.replies import ServerReply, grpc_reply, http_reply, mismatches
 from gateway.conformance.requests import CannotAsk, RequestSubject, RuleRequest, request_of
 from gateway.conformance.rules import (
@@ -22,7 +22,7 @@ from gateway.conformance.rules import (
     RuleStep,
     is_named,
     known_differences,
-    load_data,
+    load_discovery,
     load_rules,
 )
 from gateway.conformance.tensors import (
@@ -147,7 +147,7 @@ async def certify_server(  # noqa: PLR0913  # keyword-only, but for the first
         ValueError: The URL or a TLS file is wrong.
     """
     address = parse_url(url) if isinstance(url, str) else url
-    protocol = f"{address.protocol}+{address.carrier}"
+    protocol = address.form
     rules = chosen_rules(protocol, only, ignore)
     line = _LimitedClient(address, tls, timeout_s, most_s, rate)
     try:
@@ -269,7 +269,7 @@ class _Certification:
         self, protocol: str, names: Sequence[str], expect: Mapping[str, str]
     ) -> None:
         """Find out what the server says of itself and its models."""
-        steps = load_data(f"{protocol.replace('+', '_')}.yaml").get("discovery")
+        steps = load_discovery(protocol)
         if steps is None:
             answers = {**dict.fromkeys(names, ""), **expect}
             models = (CertifiedModel(name, expect=each) for name, each in answers.items())
@@ -399,7 +399,7 @@ class _Certification:
 
     def _nothing_fits(self, rule: ConformanceRule) -> str:
         if not self.server.models:
-            return "the server lists no models: name one with --model"
+            return NO_MODELS
         faults = [f"model {each.name!r}: {each.fault}" for each in self.server.models if each.fault]
         if len(faults) == len(self.server.models):
             return visible(faults[0], _SHOWN)

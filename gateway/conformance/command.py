@@ -143,7 +143,7 @@ def certify(  # noqa: PLR0913, PLR0917  # one for each flag
                     certify_upstream(address, server, names, timeout_s=timeout_s, rate=rate)
                 )
             else:
-                rules = chosen_rules(_form(parse_url(url)), only or (), ignore or ())
+                rules = chosen_rules(parse_url(url).form, only or (), ignore or ())
                 progress.update(task, total=len(rules) * (2 if against else 1))
                 found = asyncio.run(ask(url))
             other = asyncio.run(ask(against)) if against else None
@@ -193,10 +193,6 @@ def status_of(found: Findings, other: Findings | None = None) -> int:
     return 0 if is_known else WRONG_USAGE
 
 
-def _form(url: Url) -> str:
-    return f"{url.protocol}+{url.carrier}"
-
-
 def _print_rules(url: Url, only: Sequence[str], ignore: Sequence[str]) -> None:
-    rules = chosen_rules(_form(url), only, ignore)
+    rules = chosen_rules(url.form, only, ignore)
     print_text(format_table(("rule", "says", "source"), [(r.id, r.says, r.source) for r in rules]))

@@ -4,6 +4,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum, unique
+from typing import Final
+
+NO_MODELS: Final = "the server lists no models: name one with --model"
 
 
 @unique

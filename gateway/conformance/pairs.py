@@ -28,7 +28,7 @@ from gateway.api.protocol import (
 from gateway.app import complete_service, connect
 from gateway.cli.calling.server_flags import ServerFlags
 from gateway.conformance.client_lines import client_line
-from gateway.conformance.findings import Findings, PairFinding, PairVerdict, Subject
+from gateway.conformance.findings import NO_MODELS, Findings, PairFinding, PairVerdict, Subject
 from gateway.conformance.losses import arrived, carried_parts, lost_of_inputs, lost_of_reply
 from gateway.ir.calls import (
     Call,
@@ -42,7 +42,7 @@ from gateway.ir.context import CallSequence, Context, ModelRef, Need
 from gateway.ir.errors import GatewayError, TooLarge, Unsupported
 from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.ir.metadata import ModelMetadata, ServerMetadata, TensorMetadata
-from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.datatypes import Datatype, bf16_of_fp32
 from gateway.ir.tensors.tensor import Tensor, array_tensor, items_tensor
 from gateway.ir.texts import visible
 from gateway.policies.complete.policy import Complete
@@ -153,12 +153,11 @@ async def certify_upstream(
             index = await _reply_if_any(service, _timed(RepositoryIndexRequest(), timeout_s)) or ()
             names = sorted({entry.name for entry in index})[:_MOST_MODELS]
         if not names:
-            raise LookupError("the server lists no models: name one with --model")
+            raise LookupError(NO_MODELS)
         pairs = await certify_pairs(service, url, names, timeout_s=timeout_s)
     finally:
         await connected.close()
-    form = f"{url.protocol}+{url.carrier}"
-    subject = Subject(str(url), form, visible(server.name), visible(server.version))
+    subject = Subject(str(url), url.form, visible(server.name), visible(server.version))
     return Findings(subject, (), pairs)
 
 
@@ -261,9 +260,10 @@ def _input(tensor: TensorMetadata, place: int) -> Tensor:
         return items_tensor(tensor.name, shape, [b"%d" % number for number in numbers])
     if datatype is Datatype.BOOL:
         numbers %= 2
-    array = numbers.astype("<f4" if datatype is Datatype.BF16 else datatype.numpy_dtype)
-    if datatype is Datatype.BF16:  # as bit patterns
-        array = (array.view("<u4") >> 16).astype(datatype.numpy_dtype)
+    if datatype is Datatype.BF16:
+        array = bf16_of_fp32(numbers.astype(np.float32))
+    else:
+        array = numbers.astype(datatype.numpy_dtype)
     return array_tensor(tensor.name, array.reshape(shape), datatype)
 
 

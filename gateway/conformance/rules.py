@@ -137,11 +137,21 @@ def load_rules(protocol: str) -> tuple[ConformanceRule, ...]:
     Raises:
         LookupError: There are none.
     """
-    file = files(__package__).joinpath(f"{protocol.replace('+', '_')}.yaml")
-    if not file.is_file():
+    name = _file_of(protocol)
+    if name not in _rule_files():
         known = sorted(name[:-5].replace("_", "+") for name in _rule_files())
         raise LookupError(f"there are no rules of {protocol!r}; expected one of {known}")
-    return parse_rules(file.read_text("utf-8"))
+    return parse_rules(load_data(name))
+
+
+def load_discovery(protocol: str) -> Mapping[str, Any] | None:
+    """Return how a server of a protocol with rules describes itself; None if it does not."""
+    found: Mapping[str, Any] | None = load_data(_file_of(protocol)).get("discovery")
+    return found
+
+
+def _file_of(protocol: str) -> str:
+    return f"{protocol.replace('+', '_')}.yaml"
 
 
 def _rule_files() -> list[str]:
@@ -149,6 +159,7 @@ def _rule_files() -> list[str]:
     return [name for name in names if name.endswith(("_http.yaml", "_grpc.yaml"))]
 
 
+@cache
 def load_data(name: str) -> Any:
     """Return the values of a file of this package."""
     return yaml.safe_load(files(__package__).joinpath(name).read_text("utf-8"))
@@ -160,13 +171,13 @@ def known_differences() -> tuple[KnownDifference, ...]:
     return tuple(KnownDifference(**each) for each in load_data("known.yaml"))
 
 
-def parse_rules(text: str) -> tuple[ConformanceRule, ...]:
-    """Return the rules of a file.
+def parse_rules(document: Mapping[str, Any]) -> tuple[ConformanceRule, ...]:
+    """Return the rules of a file, whose values are *document*.
 
     Raises:
         ValueError: A key is unknown or missing, or an id occurs twice.
     """
-    rules = tuple(rule for entry in yaml.safe_load(text)["rules"] for rule in _rules(entry))
+    rules = tuple(rule for entry in document["rules"] for rule in _rules(entry))
     ids = [rule.id for rule in rules]
     for rule in ids:
         if ids.count(rule) > 1:

@@ -9,7 +9,6 @@ import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -132,7 +131,6 @@ class CertifiedModel:
         return (RawTensor(names[0], first.datatype, first.shape, _raw(first.datatype, total)),)
 
 
-@cache
 def _sets() -> Mapping[str, Mapping[str, Sequence[Any]]]:
     sets: Mapping[str, Mapping[str, Sequence[Any]]] = load_data("values.yaml")
     return sets

@@ -244,6 +244,11 @@ class Url:
         return f"{self.protocol}+{carrier}{unix}"
 
     @property
+    def form(self) -> str:
+        """Protocol and carrier without TLS and sockets, as in `oip+http`."""
+        return f"{self.protocol}+{self.carrier}"
+
+    @property
     def authority(self) -> str:
         """Address without the protocol: host:port, or unix:/path. An IPv6 host is in brackets."""
         if self.socket:

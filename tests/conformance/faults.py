@@ -250,7 +250,7 @@ def _wire(act: Callable[[web.Request], Any]) -> Callable[..., Any]:
 
 
 async def _hang(_request: Any) -> None:
-    await asyncio.sleep(3600)
+    await asyncio.Event().wait()
 
 
 async def _close(request: web.Request) -> web.Response:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import yaml
 
 from gateway.conformance.rules import (
     AllowedReply,
@@ -35,10 +36,11 @@ def test_known_differences_name_rules_or_groups() -> None:
 
 
 def test_a_rule_for_each_value_has_it_in_all_texts() -> None:
-    rules = parse_rules(
+    text = (
         "rules: [{id: infer.$kind.json, says: $kind., source: x, each: {kind: [FP32, BYTES]}, "
         "needs: {datatype: $kind}, infer: json, answer: {status: [200, 4xx], form: json}}]"
     )
+    rules = parse_rules(yaml.safe_load(text))
 
     assert [rule.id for rule in rules] == ["infer.fp32.json", "infer.bytes.json"]
     assert [rule.says for rule in rules] == ["FP32.", "BYTES."]
@@ -60,7 +62,7 @@ def test_a_rule_for_each_value_has_it_in_all_texts() -> None:
 )
 def test_a_wrong_file_is_refused(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        parse_rules(f"rules: [{text}]")
+        parse_rules(yaml.safe_load(f"rules: [{text}]"))
 
 
 def test_a_name_is_an_id_or_the_part_before_a_dot() -> None:
