@@ -15,7 +15,6 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any, ForwardRef
 
 from gateway import api
@@ -34,6 +33,9 @@ INTRODUCTION = f"""\
 What installed packages import. [Extending](extending.md) says how the parts are used. This is
 version {api.API_VERSION} (`API_VERSION`). Packages for 1.0 work with each 1.x, but for `Tap`,
 `TrafficShift`, `ServingPart`, `LeadingPart` and `Processes`, which may change with any release.
+
+Docstrings have the rest, which editors and `python -m pydoc gateway.api.tensors` show: arguments,
+errors, and the members of the values and messages.
 """
 _TYPE_NAMES = re.compile(
     r"\b(?:gateway|collections|typing|numpy|msgspec)(?:\.[a-z_]\w*)*\.(?=[A-Za-z])"
@@ -53,36 +55,74 @@ def page_text() -> str:
         shown.update(names)
         parts += [f"## {module.__name__}", "", *_summary(module), ""]
         for name in names:
-            parts += [*_described(name, getattr(module, name)), ""]
+            found = getattr(module, name)
+            parts += [*_described(name, found), ""] if module is api else [_listed(name, found)]
+        parts += [""] if module is not api else []
     return "\n".join(parts).rstrip() + "\n"
 
 
-def _summary(module: ModuleType) -> list[str]:
-    return (inspect.getdoc(module) or "").splitlines()[:1]
+def _summary(found: object) -> list[str]:
+    return (inspect.getdoc(found) or "").splitlines()[:1]
 
 
 def _described(name: str, found: Any) -> Iterator[str]:
-    if inspect.isfunction(found):
-        yield f"### `{name}{_short(inspect.signature(found))}`"
-        yield from ("", *_text(found, {}))
-    elif not inspect.isclass(found) or found.__name__ != name:
-        yield f"### `{name}`"
-        kind = _short(found)
-        full = next((each for each, alias in _ALIASES.items() if alias == kind), kind)
-        yield from ("", f"`{full if kind == name else kind}`")
-    else:
-        yield f"### `{name}`"
-        yield from ("", *_text(found, _fields(found)))
-        if issubclass(found, enum.Enum):
-            if "Attributes:" not in (inspect.getdoc(found) or ""):
-                names = ", ".join(f"`{each}`" for each in found.__members__)
-                yield from ("", f"One of {names}.")
-            return
-        bases = [each for base in found.__bases__ for each in _NAMES if base is _NAMES[each]]
-        if bases:
-            shown = ", ".join(f"`{each}`" for each in bases)
-            yield from ("", f"A subclass of {shown}.")
+    """Yield the lines about an extension point."""
+    if not inspect.isclass(found) or found.__name__ != name:
+        yield from (f"### `{name}`", "", _plain(name, found))
+        return
+    yield from (f"### `{name}{_bases(found)}`", "", *_text(found, _fields(found)))
+    if not issubclass(found, enum.Enum):
         yield from _members(found)
+    elif "Attributes:" not in (inspect.getdoc(found) or ""):
+        yield from ("", _choices(found))
+
+
+def _listed(name: str, found: Any) -> str:
+    """Return the item of a value, a message or a function in the list of its module."""
+    if inspect.isfunction(found):
+        first = re.sub(r"^Return (.)", lambda found: found[1].upper(), _summary(found)[0])
+        return f"- `{name}{_short(inspect.signature(found))}`: {first}"
+    if not inspect.isclass(found) or found.__name__ != name:
+        return f"- `{name}`: {_plain(name, found)}"
+    text = f"- `{name}{_bases(found)}`: {' '.join(_summary(found))}"
+    if issubclass(found, enum.Enum):
+        return f"{text} {_choices(found)}"
+    names = ", ".join(f"`{each}`" for each in _names(found))
+    return f"{text} It has {names}." if names else text
+
+
+def _plain(name: str, found: Any) -> str:
+    """Return what a name stands for that is no class of its own."""
+    if inspect.isfunction(found):
+        return f"`{_short(inspect.signature(found))}`: {_summary(found)[0]}"
+    if isinstance(found, Mapping):
+        key, value = next(iter(found.items()))
+        return f"`Mapping[{type(key).__name__}, {type(value).__name__}]`"
+    kind = _short(found)
+    full = next((each for each, alias in _ALIASES.items() if alias == kind), kind)
+    return f"`{full if kind == name else kind}`"
+
+
+def _bases(found: type) -> str:
+    bases = [each for base in found.__bases__ for each in _NAMES if base is _NAMES[each]]
+    return f"({', '.join(bases)})" if bases else ""
+
+
+def _choices(found: type[enum.Enum]) -> str:
+    return f"One of {', '.join(f'`{each}`' for each in found.__members__)}."
+
+
+def _names(found: type) -> dict[str, None]:
+    """Return the fields and the methods that packages use."""
+    documented = re.findall(r"^    (\w+): ", inspect.getdoc(found) or "", re.MULTILINE)
+    methods = [
+        name
+        for base in _own(found)
+        for name, value in vars(base).items()
+        if not name.startswith("_")
+        and (isinstance(value, property) or inspect.isfunction(getattr(value, "__func__", value)))
+    ]
+    return dict.fromkeys([*documented, *_fields(found), *methods])
 
 
 def _own(found: type) -> Iterator[type]:
@@ -125,7 +165,7 @@ def _members(found: type) -> Iterator[str]:
             first = re.sub(r"^(?:Return|Yield) (.)", lambda found: found[1].upper(), first)
             rows[name] = f"`{name}{shown}`" + (f": {first}" if first else "")
     if rows:
-        yield ""
+        yield from () if documented else ("",)
         yield from (f"- {text}" for text in rows.values())
 
 
@@ -133,8 +173,7 @@ def _text(found: Any, fields: Mapping[str, str]) -> list[str]:
     """Return a docstring as Markdown: its sections are lists, and its attributes have types."""
     lines, section = [], False
     for line in (inspect.getdoc(found) or "").splitlines():
-        if line in {"Args:", "Attributes:", "Returns:", "Raises:", "Yields:"}:
-            lines += [f"{line.removesuffix(':')}:", ""]
+        if line in {"Args:", "Attributes:"}:
             section = True
         elif section and line.startswith("    ") and not line.startswith("     "):
             name, colon, rest = line.strip().partition(": ")
