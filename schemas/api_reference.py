@@ -1,5 +1,7 @@
 """Write docs/api.md: the names of gateway.api, gateway.api.tensors and gateway.api.wire.
 
+What packages define is described in full; all else is listed with the names of its members.
+
     python schemas/api_reference.py            write the page
     python schemas/api_reference.py --check    write nothing; exit 1 if the page differs
 
@@ -37,6 +39,23 @@ version {api.API_VERSION} (`API_VERSION`). Packages for 1.0 work with each 1.x, 
 Docstrings have the rest, which editors and `python -m pydoc gateway.api.tensors` show: arguments,
 errors, and the members of the values and messages.
 """
+# Names of gateway.api that packages are given, or that only the gateway's own parts define.
+_LISTED = frozenset(
+    {
+        *(
+            "AdminGateway",
+            "Content",
+            "DefectKind",
+            "Event",
+            "Events",
+            "Json",
+            "Metric",
+            "MetricCell",
+        ),
+        *("OptionValue", "PartSetup", "Peer", "Platform", "Processes", "Redirect", "RouteTap"),
+        *("ServerDefect", "ServingProcess", "SidecarDefaults", "Tap", "TappedCall", "TrafficShift"),
+    }
+)
 _TYPE_NAMES = re.compile(
     r"\b(?:gateway|collections|typing|numpy|msgspec)(?:\.[a-z_]\w*)*\.(?=[A-Za-z])"
 )
@@ -54,10 +73,12 @@ def page_text() -> str:
         names = sorted((set(module.__all__) - {"API_VERSION"}) - shown, key=str.lower)
         shown.update(names)
         parts += [f"## {module.__name__}", "", *_summary(module), ""]
+        listed = [name for name in names if module is not api or name in _LISTED]
         for name in names:
-            found = getattr(module, name)
-            parts += [*_described(name, found), ""] if module is api else [_listed(name, found)]
-        parts += [""] if module is not api else []
+            if name not in listed:
+                parts += [*_described(name, getattr(module, name)), ""]
+        parts += ["### What the gateway passes to them", ""] if module is api else []
+        parts += [*(_listed(name, getattr(module, name)) for name in listed), ""]
     return "\n".join(parts).rstrip() + "\n"
 
 
