@@ -27,17 +27,23 @@ INTRODUCTION = """\
 `/metrics` of the admin port publishes these metrics in the Prometheus text format. Labels are names
 of the configuration. A model of a client is a label once a target has served it.
 
-A histogram `NAME` has the series `NAME_bucket`, `NAME_sum` and `NAME_count`. The names that begin
-with `nv_` are those of Triton, which `telemetry.metrics.compat` switches on. Layers and extensions
+A histogram `NAME` has the series `NAME_bucket`, `NAME_sum` and `NAME_count`. Layers and extensions
 of installed packages may add further ones.
 
 ## The gateway
 """
 
+TRITON = """\
+`telemetry.metrics.compat` switches on what Triton publishes of each model, with the labels `model`
+and `version`, and `reason` of failures:"""
+
 
 def page_text() -> str:
     """Return the page as Markdown."""
-    parts = [INTRODUCTION, *_table(METRICS)]
+    own = [each for each in METRICS if not each.name.startswith("nv_")]
+    of_triton = ", ".join(f"`{each.name}`" for each in METRICS if each not in own)
+    parts = [INTRODUCTION, *_table(own), "", "## Names of Triton", ""]
+    parts += [f"{TRITON} {of_triton}."]
     for name in EXTENSIONS:
         metrics = extensions()[name].metrics
         parts += ["", f"## The extension {name}", "", *_table(metrics)] if metrics else []
