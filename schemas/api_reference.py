@@ -222,7 +222,8 @@ def _short(annotation: object) -> str:
     text = _TYPE_NAMES.sub("", text).replace("'", "").replace("~", "")
     for each, alias in _ALIASES.items():
         text = text.replace(each, alias)
-    return text.replace("(self, ", "(").replace("(self)", "()")
+    text = text.replace("(self, ", "(").replace("(self)", "()").removesuffix(" -> None")
+    return re.sub(r"(?:, )?/(?=[,)])", "", text)
 
 
 def main() -> int:
