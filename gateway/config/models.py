@@ -137,7 +137,7 @@ class ListenerConfig(Model):
     """Whether `/metrics` is served here, too, for platforms that know one port. Default:
     `false`."""
     cors: CorsConfig | None = None
-    """Web pages of other origins that may use it over HTTP. Default: none."""
+    """Web pages of other origins that may use it over HTTP. They send no cookies. Default: none."""
     limits: ServerLimitsConfig = ServerLimitsConfig()
     """Limits on connections, requests, bytes and times."""
     messages: MessageLimitsConfig = MessageLimitsConfig()
