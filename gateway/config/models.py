@@ -131,8 +131,8 @@ class ListenerConfig(Model):
     """TLS of its TCP sockets. Default: none."""
     authentication: Annotated[Literal["required", "optional", "off"] | None, OFF_OR_FALSE] = None
     """Whether clients need a credential. `optional` calls those without one `anonymous`, and
-    refuses wrong ones. `off` reads none. Default: `required` if `security` has `keys`, `jwt`,
-    `certificates` or `proxies`, or a client has `certificates` or `unix_users`; else `off`."""
+    refuses wrong ones. `off` reads none. Default: `required` if the file names kinds of
+    credentials, else `off`."""
     metrics: bool = False
     """Whether `/metrics` is served here, too, for platforms that know one port. Default:
     `false`."""

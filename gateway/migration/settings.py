@@ -149,7 +149,7 @@ class CompareConfig(Model):
 
     default: RuleChoice = CompareRuleConfig()
     """Rule of outputs without their own. A tolerance applies to floats only; all else must be
-    equal. Default: 1e-5 for FP32 and FP64, 1e-3 for FP16, 1e-2 for BF16."""
+    equal. Default: tolerances by datatype."""
     outputs: Mapping[Name, RuleChoice] = Field(default_factory=dict)
     """Rules by output. Default: `{}`."""
 

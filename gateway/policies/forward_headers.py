@@ -70,8 +70,7 @@ FORWARD_HEADERS: Final = Setting[tuple[str, ...]](
         "credentials only `authorization` is, if it stands here in full. Values of `-bin` "
         "names are bytes over gRPC and base64 over HTTP; others that are not printable "
         "ASCII are percent-encoded, with each `%`. Names with `triton_` are refused. "
-        "Tracing headers are always forwarded, and HTTP servers get the request id. "
-        "Default: `[]`."
+        "Tracing headers are always forwarded. Default: `[]`."
     ),
     places=("upstream",),
 )

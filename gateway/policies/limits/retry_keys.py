@@ -49,11 +49,11 @@ class RetryConfig(Model):
         ],
         ...,
     ] = ("unsent",)
-    """`unsent`: the upstream did not receive the call; `connect_failure`: no connection could be
-    opened. `reset_before_answer`: the connection broke. `unavailable` and `overloaded`: the
-    server replied so. `timeout`: `per_try_timeout` passed, or the server replied so. Where a
-    server asks for a pause, the retry goes to another address, or waits if the pause is at most
-    ten times `backoff`. Default: `[unsent]`."""
+    """`unsent`: the upstream did not receive the call. `connect_failure`: no connection could be
+    opened. `reset_before_answer`: the connection broke. `unavailable`, `overloaded`: the server
+    replied so. `timeout`: `per_try_timeout` passed, or the server replied so. Where a server
+    asks for a pause, the retry goes to another address, or waits if it is at most ten times
+    `backoff`. Default: `[unsent]`."""
     attempts: int = Field(2, ge=1, le=5)
     """Most attempts, with the first one. Default: `2`."""
     per_try_timeout: Duration | None = None
