@@ -39,7 +39,8 @@ version {api.API_VERSION} (`API_VERSION`). Packages for 1.0 work with each 1.x, 
 Docstrings have the rest, which editors and `python -m pydoc gateway.api.tensors` show: arguments,
 errors, and the members of the values and messages.
 """
-# Names of gateway.api that packages are given, or that only the gateway's own parts define.
+# Names of gateway.api that packages are given, that may change with any release, or that only the
+# gateway's own parts define.
 _LISTED = frozenset(
     {
         *(
@@ -53,7 +54,15 @@ _LISTED = frozenset(
             "MetricCell",
         ),
         *("OptionValue", "PartSetup", "Peer", "Platform", "Processes", "Redirect", "RouteTap"),
-        *("ServerDefect", "ServingProcess", "SidecarDefaults", "Tap", "TappedCall", "TrafficShift"),
+        *(
+            "ServerDefect",
+            "ServingPart",
+            "ServingProcess",
+            "SidecarDefaults",
+            "Tap",
+            "TappedCall",
+            "TrafficShift",
+        ),
     }
 )
 _TYPE_NAMES = re.compile(
@@ -77,7 +86,7 @@ def page_text() -> str:
         for name in names:
             if name not in listed:
                 parts += [*_described(name, getattr(module, name)), ""]
-        parts += ["### What the gateway passes to them", ""] if module is api else []
+        parts += ["### Further names", ""] if module is api else []
         parts += [*(_listed(name, getattr(module, name)) for name in listed), ""]
     return "\n".join(parts).rstrip() + "\n"
 

@@ -27,8 +27,8 @@ INTRODUCTION = """\
 `/metrics` of the admin port publishes these metrics in the Prometheus text format. Labels are names
 of the configuration. A model of a client is a label once a target has served it.
 
-A histogram `NAME` has the series `NAME_bucket`, `NAME_sum` and `NAME_count`. Layers and extensions
-of installed packages may add further ones.
+All are counters, unless the table says otherwise. A histogram `NAME` has the series `NAME_bucket`,
+`NAME_sum` and `NAME_count`. Layers and extensions of installed packages may add further ones.
 
 ## The gateway
 """
@@ -51,10 +51,11 @@ def page_text() -> str:
 
 
 def _table(metrics: Iterable[Metric]) -> list[str]:
-    lines = ["| name | kind | labels | meaning |", "| --- | --- | --- | --- |"]
+    lines = ["| metric | labels | meaning |", "| --- | --- | --- |"]
     for each in metrics:
         labels = ", ".join(f"`{label}`" for label in each.labels)
-        lines.append(f"| `{each.name}` | {each.kind} | {labels} | {each.help} |")
+        kind = "" if each.kind == "counter" else f" ({each.kind})"
+        lines.append(f"| `{each.name}`{kind} | {labels} | {each.help} |")
     return lines
 
 
