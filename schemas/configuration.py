@@ -63,8 +63,8 @@ example for each use, and `gateway schema` prints the JSON Schema for editors.
   their content cannot add keys.
 
 In the paths below, `[]` stands for an entry of a list, and `NAME` for a name of your choice. Where
-the default shows the kind of a value, it stands alone. An object without a default has those of its
-keys.
+the default shows the kind of a value, it stands alone; where there is none, the kind does. An object
+without a default has those of its keys.
 """
 
 # A section with so many keys of another one refers to them.
@@ -281,8 +281,10 @@ def _row_text(path: str, key: str, section: Section, sections: Mapping[str, Sect
 
 def _value_text(kind: str, default: str) -> str:
     """Return the kind of a value and its default, which alone stands where it shows the kind."""
-    if not default or (kind in _SHOWN and _LITERAL.fullmatch(default)):
-        return default or kind
+    if not default or (default == "none" and "object" not in kind):
+        return kind
+    if kind in _SHOWN and _LITERAL.fullmatch(default):
+        return default
     return f"{kind}; {default}"
 
 
