@@ -62,9 +62,9 @@ example for each use, and `gateway schema` prints the JSON Schema for editors.
   `${file:PATH}` stands for the content of a file. They are replaced after the YAML is parsed, so
   their content cannot add keys.
 
-In the paths below, `[]` stands for an entry of a list, and `NAME` for a name of your choice. Where
-the default shows the kind of a value, it stands alone; where there is none, the kind does. An object
-without a default has those of its keys.
+In the paths below, `[]` stands for an entry of a list, and `NAME` for a name of your choice. A
+default that shows the kind of its value stands alone, and so does a kind without a default. An
+object without a default has those of its keys.
 """
 
 # A section with so many keys of another one refers to them.
