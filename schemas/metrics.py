@@ -34,8 +34,8 @@ All are counters, unless the table says otherwise. A histogram `NAME` has the se
 """
 
 TRITON = """\
-`telemetry.metrics.compat` switches on what Triton publishes of each model, with the labels `model`
-and `version`, and `reason` of failures:"""
+`telemetry.metrics.compat` switches on what Triton publishes of each model, with the labels `model`,
+`version`, of failures `model`, `version`, `reason`:"""
 
 
 def page_text() -> str:
