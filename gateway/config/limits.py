@@ -47,8 +47,8 @@ class ServerLimitsConfig(Model):
     """Requests that no other client address, or connection of a unix socket, delays. It may have
     more while places are free. Default: a quarter of `requests_in_flight`, else 64."""
     requests_queued: int | None = Field(None, ge=0)
-    """Most requests in that queue. Further ones are refused as overloaded, those of the busiest
-    address first. Default: `2048`."""
+    """Most requests that wait for `requests_in_flight`. Further ones are refused as overloaded,
+    those of the busiest address first. Default: `2048`."""
     queue_wait: Duration | None = None
     """Longest wait in the queue, or for memory of `in_flight_bytes`. The request is then refused
     as overloaded. Default: until its deadline; the timeout of its route counts the wait."""

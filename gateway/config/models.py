@@ -177,8 +177,8 @@ class ProbeConfig(Model):
     A server that runs one request at a time needs more than its slowest request. Default: `2s`."""
     headers: Mapping[FieldName, HeaderValue] = Field(default_factory=dict, repr=False)
     """Headers or gRPC metadata of probes and requests for readiness, metadata, configuration and
-    index, in place of `headers` of the same name: for a server whose health is behind a key.
-    Clients get such replies without the key. Default: none."""
+    index, besides `headers`, of which one of the same name is replaced: for a server whose
+    health is behind a key. Clients get such replies without the key. Default: none."""
 
 
 class UpstreamConfig(Model):
@@ -304,10 +304,10 @@ class ReloadConfig(Model):
     """
 
     watch: bool = False
-    """Whether a change of the file does, 500 ms after the last one. Files of `${file:PATH}` are
-    not watched. Default: `false`."""
+    """Whether a change of the file reloads it, 500 ms after the last one. Files of
+    `${file:PATH}` are not watched. Default: `false`."""
     timeout: Duration = 300.0
-    """Longest time for reading it and loading its models, after which the old one stays.
+    """Longest time for reading the file and loading its models, after which the old one stays.
     Default: `5m`."""
     # Retired keys, see retired.py.
     signal: bool = True
@@ -329,7 +329,8 @@ class LifecycleConfig(Model):
     reload: ReloadConfig = ReloadConfig()
     """When the configuration is read again."""
     drain: Duration = 25.0
-    """Longest time after that for requests in flight. The rest is cancelled. Default: `25s`."""
+    """Longest time after `pre_stop` for requests in flight. The rest is cancelled. Default:
+    `25s`."""
     worker_timeout: Duration = 30.0
     """Time without a sign of life after which one of several processes is killed and started
     again. `0s` kills none. Default: `30s`."""

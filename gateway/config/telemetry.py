@@ -47,7 +47,8 @@ class LogConfig(Model):
     """How much of error texts of servers, which may quote clients, is in log lines, spans, the
     status and pages. `brief`: the first 120 characters, after `server said:`. Default: `brief`."""
     access: AccessLogConfig | None = None
-    """A file with a line for each call and rejected request, without that limit. Default: none."""
+    """A file with a line for each call and rejected request, which `calls_per_second` does not
+    limit. Default: none."""
 
 
 class MetricsConfig(Model):
@@ -81,7 +82,7 @@ class OtlpConfig(Model):
     """Whether the metrics are exported, every minute or `OTEL_METRIC_EXPORT_INTERVAL`
     milliseconds. Default: `false`."""
     logs: bool = False
-    """Whether log lines are, with the ids of their traces. Default: `false`."""
+    """Whether log lines are exported, with the ids of their traces. Default: `false`."""
 
     @property
     def is_on(self) -> bool:

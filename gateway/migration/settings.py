@@ -133,7 +133,7 @@ class CompareRuleConfig(Model):
     nan: Literal["equal", "differ"] = "equal"
     """Whether NaN equals NaN. Default: `equal`."""
     datatype: Literal["exact", "widen"] = "exact"
-    """Whether another one of the same kind is allowed. Default: `exact`."""
+    """Whether another datatype of the same kind is allowed. Default: `exact`."""
     shape: Literal["exact", "squeeze"] = "exact"
     """Whether axes of size 1 matter. Default: `exact`."""
     rule: Name | None = None

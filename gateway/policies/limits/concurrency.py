@@ -45,8 +45,8 @@ QUEUE_WAIT: Final = Setting[float | None](
     type=Duration | None,
     default=None,
     help=(
-        "Longest wait there, after which an inference is refused as overloaded. Default: "
-        "until its deadline: the client's or the route's timeout."
+        "Longest wait in that queue, after which an inference is refused as overloaded. "
+        "Default: until its deadline: the client's or the route's timeout."
     ),
     places=("policies",),
 )

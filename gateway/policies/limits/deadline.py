@@ -32,7 +32,7 @@ ROUTE_TIMEOUT: Final = Setting[float | None](
     key="timeout",
     type=Duration | None,
     default=None,
-    help=("As `policies.timeout`. Default: that."),
+    help=("Longest time until the response. Default: `policies.timeout`."),
     places=("route",),
 )
 STREAM_IDLE: Final = Setting[float](
