@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -267,12 +268,14 @@ def configuration_pages() -> dict[str, str]:
     _, *sections = re.split(r"^## ", linked, flags=re.MULTILINE)
     (top,) = (each for each in sections if each.startswith("Top level\n"))
     head, rule, *rows = re.findall(r"^\| .*\n", top, re.MULTILINE)
-    pages = {}
+    pages, rows_of = {}, defaultdict[str, str](str)
     for row in rows:
-        (key,) = re.findall(r"^\| `(\w+)`", row)
+        (key,) = re.findall(r"^\| `(\w+)", row)
+        rows_of[key] += row
+    for key, shown in rows_of.items():
         below = (each for each in sections if re.match(rf"`{key}\b", each))
         parts = "".join(f"## {each.rstrip()}\n\n" for each in below)
-        pages[f"reference/configuration/{key}.md"] = f"# `{key}`\n\n{head}{rule}{row}\n{parts}"
+        pages[f"reference/configuration/{key}.md"] = f"# `{key}`\n\n{head}{rule}{shown}\n{parts}"
     return pages
 
 

@@ -35,10 +35,10 @@ A token is sent as `authorization: Bearer TOKEN`, or as the password of `Basic`.
 a role that the token lacks. Without `admin.tokens`, `admin.local` and `admin.open`, a missing token
 of `operate` is 403.
 
-`admin.token` has all roles, and those of `admin.tokens` have their `roles`: `operate` and `migrate`
-include `read`. Requests of this machine without a token have those of `admin.local`. If one of
-`admin.tokens`, `admin.local` and `admin.open` is set, other machines need a token for all but the
-pages of `admin.open`, and `/status` and the verdict need the role `read` unless they are there.
+`admin.token` has all roles; `operate` and `migrate` include `read`. Requests of this machine
+without a token have the roles of `admin.local`. If one of `admin.tokens`, `admin.local` and
+`admin.open` is set, other machines need a token for all but the pages of `admin.open`, and
+`/status` and the verdict need the role `read` unless they are there.
 
 The body of a command of a cut-over may have `at_step`, the step that is expected.
 """

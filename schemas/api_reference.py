@@ -1,5 +1,7 @@
 """Write docs/api.md: the names of gateway.api, gateway.api.tensors and gateway.api.wire.
 
+What packages define is described in full; all else is listed with the names of its members.
+
     python schemas/api_reference.py            write the page
     python schemas/api_reference.py --check    write nothing; exit 1 if the page differs
 
@@ -15,7 +17,6 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any, ForwardRef
 
 from gateway import api
@@ -34,7 +35,36 @@ INTRODUCTION = f"""\
 What installed packages import. [Extending](extending.md) says how the parts are used. This is
 version {api.API_VERSION} (`API_VERSION`). Packages for 1.0 work with each 1.x, but for `Tap`,
 `TrafficShift`, `ServingPart`, `LeadingPart` and `Processes`, which may change with any release.
+
+Docstrings have the rest, which editors and `python -m pydoc gateway.api.tensors` show: arguments,
+errors, and the members of the values and messages.
 """
+# Names of gateway.api that packages are given, that may change with any release, or that only the
+# gateway's own parts define.
+_LISTED = frozenset(
+    {
+        *(
+            "AdminGateway",
+            "Content",
+            "DefectKind",
+            "Event",
+            "Events",
+            "Json",
+            "Metric",
+            "MetricCell",
+        ),
+        *("OptionValue", "PartSetup", "Peer", "Platform", "Processes", "Redirect", "RouteTap"),
+        *(
+            "ServerDefect",
+            "ServingPart",
+            "ServingProcess",
+            "SidecarDefaults",
+            "Tap",
+            "TappedCall",
+            "TrafficShift",
+        ),
+    }
+)
 _TYPE_NAMES = re.compile(
     r"\b(?:gateway|collections|typing|numpy|msgspec)(?:\.[a-z_]\w*)*\.(?=[A-Za-z])"
 )
@@ -52,37 +82,77 @@ def page_text() -> str:
         names = sorted((set(module.__all__) - {"API_VERSION"}) - shown, key=str.lower)
         shown.update(names)
         parts += [f"## {module.__name__}", "", *_summary(module), ""]
+        listed = [name for name in names if module is not api or name in _LISTED]
         for name in names:
-            parts += [*_described(name, getattr(module, name)), ""]
+            if name not in listed:
+                parts += [*_described(name, getattr(module, name)), ""]
+        parts += ["### Further names", ""] if module is api else []
+        parts += [*(_listed(name, getattr(module, name)) for name in listed), ""]
     return "\n".join(parts).rstrip() + "\n"
 
 
-def _summary(module: ModuleType) -> list[str]:
-    return (inspect.getdoc(module) or "").splitlines()[:1]
+def _summary(found: object) -> list[str]:
+    return (inspect.getdoc(found) or "").splitlines()[:1]
 
 
 def _described(name: str, found: Any) -> Iterator[str]:
-    if inspect.isfunction(found):
-        yield f"### `{name}{_short(inspect.signature(found))}`"
-        yield from ("", *_text(found, {}))
-    elif not inspect.isclass(found) or found.__name__ != name:
-        yield f"### `{name}`"
-        kind = _short(found)
-        full = next((each for each, alias in _ALIASES.items() if alias == kind), kind)
-        yield from ("", f"`{full if kind == name else kind}`")
-    else:
-        yield f"### `{name}`"
-        yield from ("", *_text(found, _fields(found)))
-        if issubclass(found, enum.Enum):
-            if "Attributes:" not in (inspect.getdoc(found) or ""):
-                names = ", ".join(f"`{each}`" for each in found.__members__)
-                yield from ("", f"One of {names}.")
-            return
-        bases = [each for base in found.__bases__ for each in _NAMES if base is _NAMES[each]]
-        if bases:
-            shown = ", ".join(f"`{each}`" for each in bases)
-            yield from ("", f"A subclass of {shown}.")
+    """Yield the lines about an extension point."""
+    if not inspect.isclass(found) or found.__name__ != name:
+        yield from (f"### `{name}`", "", _plain(name, found))
+        return
+    yield from (f"### `{name}{_bases(found)}`", "", *_text(found, _fields(found)))
+    if not issubclass(found, enum.Enum):
         yield from _members(found)
+    elif "Attributes:" not in (inspect.getdoc(found) or ""):
+        yield from ("", _choices(found))
+
+
+def _listed(name: str, found: Any) -> str:
+    """Return the item of a value, a message or a function in the list of its module."""
+    if inspect.isfunction(found):
+        first = re.sub(r"^Return (.)", lambda found: found[1].upper(), _summary(found)[0])
+        return f"- `{name}{_short(inspect.signature(found))}`: {first}"
+    if not inspect.isclass(found) or found.__name__ != name:
+        return f"- `{name}`: {_plain(name, found)}"
+    text = f"- `{name}{_bases(found)}`: {' '.join(_summary(found))}"
+    if issubclass(found, enum.Enum):
+        return f"{text} {_choices(found)}"
+    names = ", ".join(f"`{each}`" for each in _names(found))
+    return f"{text} It has {names}." if names else text
+
+
+def _plain(name: str, found: Any) -> str:
+    """Return what a name stands for that is no class of its own."""
+    if inspect.isfunction(found):
+        return f"`{_short(inspect.signature(found))}`: {_summary(found)[0]}"
+    if isinstance(found, Mapping):
+        key, value = next(iter(found.items()))
+        return f"`Mapping[{type(key).__name__}, {type(value).__name__}]`"
+    kind = _short(found)
+    full = next((each for each, alias in _ALIASES.items() if alias == kind), kind)
+    return f"`{full if kind == name else kind}`"
+
+
+def _bases(found: type) -> str:
+    bases = [each for base in found.__bases__ for each in _NAMES if base is _NAMES[each]]
+    return f"({', '.join(bases)})" if bases else ""
+
+
+def _choices(found: type[enum.Enum]) -> str:
+    return f"One of {', '.join(f'`{each}`' for each in found.__members__)}."
+
+
+def _names(found: type) -> dict[str, None]:
+    """Return the fields and the methods that packages use."""
+    documented = re.findall(r"^    (\w+): ", inspect.getdoc(found) or "", re.MULTILINE)
+    methods = [
+        name
+        for base in _own(found)
+        for name, value in vars(base).items()
+        if not name.startswith("_")
+        and (isinstance(value, property) or inspect.isfunction(getattr(value, "__func__", value)))
+    ]
+    return dict.fromkeys([*documented, *_fields(found), *methods])
 
 
 def _own(found: type) -> Iterator[type]:
@@ -125,7 +195,7 @@ def _members(found: type) -> Iterator[str]:
             first = re.sub(r"^(?:Return|Yield) (.)", lambda found: found[1].upper(), first)
             rows[name] = f"`{name}{shown}`" + (f": {first}" if first else "")
     if rows:
-        yield ""
+        yield from () if documented else ("",)
         yield from (f"- {text}" for text in rows.values())
 
 
@@ -133,8 +203,7 @@ def _text(found: Any, fields: Mapping[str, str]) -> list[str]:
     """Return a docstring as Markdown: its sections are lists, and its attributes have types."""
     lines, section = [], False
     for line in (inspect.getdoc(found) or "").splitlines():
-        if line in {"Args:", "Attributes:", "Returns:", "Raises:", "Yields:"}:
-            lines += [f"{line.removesuffix(':')}:", ""]
+        if line in {"Args:", "Attributes:"}:
             section = True
         elif section and line.startswith("    ") and not line.startswith("     "):
             name, colon, rest = line.strip().partition(": ")
@@ -162,7 +231,8 @@ def _short(annotation: object) -> str:
     text = _TYPE_NAMES.sub("", text).replace("'", "").replace("~", "")
     for each, alias in _ALIASES.items():
         text = text.replace(each, alias)
-    return text.replace("(self, ", "(").replace("(self)", "()")
+    text = text.replace("(self, ", "(").replace("(self)", "()").removesuffix(" -> None")
+    return re.sub(r"(?:, )?/(?=[,)])", "", text)
 
 
 def main() -> int:

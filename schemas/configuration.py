@@ -56,19 +56,24 @@ example for each use, and `gateway schema` prints the JSON Schema for editors.
   `GiB`. Example: `16MiB`.
 - An **address** is `HOST:PORT`. A port alone means 127.0.0.1. `*:PORT` and `:PORT` mean every
   address. Port 0 means any free port.
-- A **text** needs no quotes: `version: 2` and `version: "2"` mean the same.
+- A **text** needs no quotes: `version: 2` and `version: "2"` mean the same. **Texts** are one text
+  or a list of them. A **map** has names of your choice.
 - `${env:NAME}` stands for an environment variable, `${env:NAME:-DEFAULT}` adds a default, and
   `${file:PATH}` stands for the content of a file. They are replaced after the YAML is parsed, so
   their content cannot add keys.
 
-In the paths below, `[]` stands for an entry of a list, and `NAME` for a name of your choice. An
-object for which no default is given has the defaults of its keys.
+In the paths below, `[]` stands for an entry of a list, and `NAME` for a name of your choice. A
+default that shows the kind of its value stands alone, and so does a kind without a default. An
+object without a default has those of its keys.
 """
 
 # A section with so many keys of another one refers to them.
 SAME_KEYS = 4
 # An object with at most so many plain keys is a part of the table that has its key.
 FEW_KEYS = 3
+# Kinds that a default shows, such as `64MiB`.
+_SHOWN = frozenset({"boolean", "duration", "integer", "number", "size"})
+_LITERAL = re.compile(r"`[^`]+`")
 _DEFAULT = re.compile(r" ?Default: (.*)\.$")
 
 
@@ -249,7 +254,7 @@ def _section_text(
             names = ", ".join(f"`{key}`" for key in keys)
             lines += [f"{names} are those of [{other.title}](#{other.anchor}).", ""]
             rows = {key: row for key, row in rows.items() if key not in keys}
-    lines += ["| Key | Type | Default | Description |", "| --- | --- | --- | --- |"]
+    lines += ["| Key | Kind; default | Description |", "| --- | --- | --- |"]
     return "\n".join([*lines, *rows.values()]) + "\n"
 
 
@@ -270,8 +275,17 @@ def _row_text(path: str, key: str, section: Section, sections: Mapping[str, Sect
     default, text = _split_default(found["description"])
     if key in section.schema.get("required", ()):
         default = "required"
-    row = (f"`{path}`", _type_text(found, sections), default, text)
+    row = (f"`{path}`", _value_text(_type_text(found, sections), default), text)
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |"
+
+
+def _value_text(kind: str, default: str) -> str:
+    """Return the kind of a value and its default, which alone stands where it shows the kind."""
+    if not default or (default == "none" and "object" not in kind):
+        return kind
+    if kind in _SHOWN and _LITERAL.fullmatch(default):
+        return default
+    return f"{kind}; {default}"
 
 
 def _split_default(description: str) -> tuple[str, str]:
@@ -303,11 +317,11 @@ def _plain_type_text(found: Mapping[str, Any], sections: Mapping[str, Section]) 
         kind = f"list of {_type_text(found['items'], sections)}"
     elif kind == "object":
         values = _named_values(found)
-        kind = f"map of names to {_type_text(values, sections)}" if values else "map"
+        kind = f"map of {_type_text(values, sections)}" if values else "map"
     elif least is not None and most is not None:
         kind += f", {least} to {most}"
     elif least is not None:
-        kind += f", at least {least}"
+        kind += f" ≥ {least}"
     return kind
 
 

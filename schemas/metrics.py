@@ -27,17 +27,23 @@ INTRODUCTION = """\
 `/metrics` of the admin port publishes these metrics in the Prometheus text format. Labels are names
 of the configuration. A model of a client is a label once a target has served it.
 
-A histogram `NAME` has the series `NAME_bucket`, `NAME_sum` and `NAME_count`. The names that begin
-with `nv_` are those of Triton, which `telemetry.metrics.compat` switches on. Layers and extensions
-of installed packages may add further ones.
+All are counters, unless the table says otherwise. A histogram `NAME` has the series `NAME_bucket`,
+`NAME_sum` and `NAME_count`. Layers and extensions of installed packages may add further ones.
 
 ## The gateway
 """
 
+TRITON = """\
+`telemetry.metrics.compat` switches on what Triton publishes of each model, with the labels `model`,
+`version`, of failures `model`, `version`, `reason`:"""
+
 
 def page_text() -> str:
     """Return the page as Markdown."""
-    parts = [INTRODUCTION, *_table(METRICS)]
+    own = [each for each in METRICS if not each.name.startswith("nv_")]
+    of_triton = ", ".join(f"`{each.name}`" for each in METRICS if each not in own)
+    parts = [INTRODUCTION, *_table(own), "", "## Names of Triton", ""]
+    parts += [f"{TRITON} {of_triton}."]
     for name in EXTENSIONS:
         metrics = extensions()[name].metrics
         parts += ["", f"## The extension {name}", "", *_table(metrics)] if metrics else []
@@ -45,10 +51,11 @@ def page_text() -> str:
 
 
 def _table(metrics: Iterable[Metric]) -> list[str]:
-    lines = ["| name | kind | labels | meaning |", "| --- | --- | --- | --- |"]
+    lines = ["| metric | labels | meaning |", "| --- | --- | --- |"]
     for each in metrics:
         labels = ", ".join(f"`{label}`" for label in each.labels)
-        lines.append(f"| `{each.name}` | {each.kind} | {labels} | {each.help} |")
+        kind = "" if each.kind == "counter" else f" ({each.kind})"
+        lines.append(f"| `{each.name}`{kind} | {labels} | {each.help} |")
     return lines
 
 

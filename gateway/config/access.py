@@ -41,31 +41,30 @@ class ClientConfig(Model):
     """
 
     groups: FullNames = ()
-    """Groups of the client, for rules and routes. Default: `[]`."""
+    """Groups, for rules and routes. Default: `[]`."""
     tier: FullText | None = None
-    """Tier of the client, for rules, quotas and routes. Default: none."""
+    """Tier, for rules, quotas and routes. Default: none."""
     labels: Mapping[Name, FullScalar] = Field(default_factory=dict)
-    """Labels of the client, for rules and quotas. Default: none."""
+    """Labels, for rules and quotas. Default: none."""
     certificates: FullNames = ()
-    """Patterns of names in the client's certificate: a URI as it is, `dns:NAME` in any case, or
-    `cn:NAME`. Default: `[]`."""
+    """Patterns of names in its certificate: a URI, `dns:NAME` in any case, or `cn:NAME`.
+    Default: `[]`."""
     subjects: Annotated[Mapping[Name, FullNames], NameOf("issuer")] = Field(default_factory=dict)
-    """Patterns of the value that a token names its client by, for each issuer of `security.jwt`.
+    """Patterns of the value that a token names it by, for each issuer of `security.jwt`.
     Default: none."""
     proxied: FullNames = ()
     """Patterns of names that a trusted proxy sends. Default: `[]`."""
     unix_users: FullNames = ()
-    """User ids or names of processes that connect to unix sockets. Default: `[]`."""
+    """User ids or names of processes on unix sockets. Default: `[]`."""
     enabled: bool = True
-    """Whether the credentials of the client are accepted. Default: `true`."""
+    """Whether its credentials are accepted. Default: `true`."""
 
 
 class KeysConfig(Model):
     """API keys. Clients send one in a header, as a bearer token, or as a `Basic` password."""
 
     file: InputFile
-    """File of hashed keys, which `gateway keys` writes. It is relative to the configuration file.
-    Changes are in force within 2 s."""
+    """File of hashed keys, which `gateway keys` writes. Changes are in force within 2 s."""
     header: HeaderName = "x-api-key"
     """Header, or gRPC metadata, with a key. Default: `x-api-key`."""
 
@@ -74,14 +73,13 @@ class JwtConfig(Model):
     """An issuer of tokens (JWT). It needs the extra `jwt`."""
 
     name: ClientName
-    """Name of the issuer, as in `clients.NAME.subjects`."""
+    """Its name in `clients.NAME.subjects`."""
     issuer: FullText
-    """Value of the claim `iss`."""
+    """The claim `iss`."""
     audience: FullNames = Field(min_length=1)
-    """Values of the claim `aud`. A token needs one of them."""
+    """Values of `aud`, of which a token needs one."""
     jwks: InputFile
-    """Key set of the issuer: an `https` URL, an `http` URL of this machine, or a file, which is
-    watched."""
+    """Its key set: an `https` URL, an `http` URL of this machine, or a file, which is watched."""
     algorithms: tuple[Algorithm, ...] = Field(("RS256", "ES256", "EdDSA"), min_length=1)
     """Algorithms of signatures. Default: `[RS256, ES256, EdDSA]`."""
     leeway: Duration = Field(30.0, le=MAX_LEEWAY_S)
@@ -90,27 +88,24 @@ class JwtConfig(Model):
     """Claim with the name of the client. A name that begins with `/` is a JSON pointer.
     Default: `sub`."""
     groups: FullText | None = None
-    """Claim with groups, a list or a text. They are added to those of the client.
-    Default: none."""
+    """Claim with further groups, a list or a text. Default: none."""
     unlisted: Literal["refuse", "accept"] = "refuse"
-    """What happens to tokens of no client in `clients`. With `accept` the client is called
-    `ISSUERNAME:VALUE`. Default: `refuse`."""
+    """What happens to tokens of no client in `clients`: they are refused, or the client is
+    called `ISSUERNAME:VALUE`. Default: `refuse`."""
     refresh: Duration = Field(600.0, gt=0)
     """Time between two reads of the key set. Default: `10m`."""
     stale: Duration = 86400.0
-    """Longest time for which a key set is used without another successful read.
-    Default: `24h`."""
+    """How long a key set is used without another successful read. Default: `24h`."""
     tls: TlsConfig | None = None
-    """TLS towards the server of the key set. Default: the authorities of the system."""
+    """TLS to the server of the key set. Default: the authorities of the system."""
 
 
 class CertificatesConfig(Model):
     """Client certificates, which name clients by their `certificates`."""
 
     unlisted: Literal["refuse", "accept"] = "refuse"
-    """What happens to certificates of no client in `clients`. With `refuse` they count as none.
-    With `accept` the client is called `cert:` and the first name of the certificate.
-    Default: `refuse`."""
+    """What happens to certificates of no client in `clients`: they count as none, or the client
+    is called `cert:` and the first name of the certificate. Default: `refuse`."""
 
 
 class ProxyConfig(Model):
@@ -119,17 +114,15 @@ class ProxyConfig(Model):
     name: ClientName
     """Name of the proxy."""
     addresses: Names = ()
-    """Addresses or networks (CIDR) of the proxy. Default: `[]`."""
+    """Its addresses or networks (CIDR). Default: `[]`."""
     certificates: FullNames = ()
-    """Patterns of names in the certificate of the proxy, as in `clients.NAME.certificates`.
-    Default: `[]`."""
+    """Patterns of names in its certificate, as in `clients.NAME.certificates`. Default: `[]`."""
     client_header: HeaderName
-    """Header with the name of the client. It is dropped if others send it."""
+    """Header with the client's name, which is dropped from others."""
     groups_header: HeaderName | None = None
-    """Header with groups of the client, separated by commas. It is dropped if others send it.
-    Default: none."""
+    """Header with groups, separated by commas; likewise. Default: none."""
     unlisted: Literal["refuse", "accept"] = "refuse"
-    """What happens to names of no client in `clients`. With `accept` the client is called
+    """What happens to names of no client in `clients`: they are refused, or the client is called
     `PROXYNAME:VALUE`. Default: `refuse`."""
 
     @model_validator(mode="after")
@@ -152,27 +145,25 @@ class SecurityConfig(Model):
 
     strict: bool = False
     """Refuse to start with what is not safe, such as a listener beyond this machine without TLS;
-    the page on security has the list. Default: `false`, which logs a warning for listeners."""
+    the page on security has the list. Default: `false`, which warns."""
     keys: KeysConfig | None = None
-    """API keys, which clients send in a header, as a bearer token or as a `Basic` password.
-    Default: none."""
+    """API keys, in a header, as a bearer token or as a `Basic` password. Default: none."""
     jwt: tuple[JwtConfig, ...] = ()
     """Issuers of tokens (JWT). Default: `[]`."""
     certificates: CertificatesConfig | None = None
     """Client certificates that name clients. Default: none."""
     proxies: tuple[ProxyConfig, ...] = ()
-    """Proxies that tell the names of clients. Default: `[]`."""
+    """Proxies that name clients. Default: `[]`."""
     authenticator: Name | None = None
-    """What names the client of a request that shows no credential of the kinds above: an
-    `Authenticator` of an installed package, by its entry point. Default: none."""
+    """What names the client of a request with no credential of these kinds: the entry point of
+    an installed `Authenticator`. Default: none."""
     public_health: bool = True
-    """Whether questions for the health of the *server*, live and ready, need neither a credential
-    nor a rule. Default: `true`."""
+    """Whether live and ready of the *server* need neither a credential nor a rule. Default:
+    `true`."""
     token_checks: Annotated[Text, Field(pattern=RATE)] = "200/s"  # noqa: S105  # a rate
-    """Most signature checks of new tokens of one address, in each worker; four times as many of all
-    addresses. Default: `200/s`."""
+    """Most signature checks of new tokens of an address, in each worker; four times as many of
+    all. Default: `200/s`."""
     rules: tuple[RuleConfig, ...] = ()
-    """What clients may do. Default: `[]`, and clients may do all that their listener switches
-    on."""
+    """What clients may do. Default: `[]`: all that their listener switches on."""
     external: ExternalConfig | None = None
     """A program that decides about calls that the rules allow. Default: none."""

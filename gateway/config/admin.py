@@ -28,14 +28,13 @@ class AdminTokenConfig(Model):
     """A token of the admin port, with what its owner may do. It needs `file` or `token`."""
 
     name: ClientName
-    """Name of the token, as in the audit log."""
+    """Its name in the audit log."""
     roles: Annotated[Roles, Field(min_length=1)]
-    """What the token allows. `read` shows the status, the configuration and the callers. `operate`
-    adds reloads, drained endpoints, weights and recording. `migrate` adds cut-overs and payloads to
+    """What it allows. `read` shows the status, the configuration and the callers. `operate` adds
+    reloads, drained endpoints, weights and recording. `migrate` adds cut-overs and payloads to
     `read`."""
     file: InputFile | None = None
-    """File with the token, relative to the configuration file. Changes are in force within 2 s,
-    unless the file is broken. Default: none."""
+    """File with the token. Changes are in force within 2 s. Default: none."""
     token: AdminToken | None = Field(default=None, repr=False)
     """The token, of at least 16 characters, such as `${env:OPS}`. Default: none."""
 
@@ -64,30 +63,30 @@ class AdminConfig(Model):
         return {"metrics": None, **found} if "address" in off else found
 
     address: SocketAddress | None = StreamAddress(Address("127.0.0.1", 9901))
-    """Address of all pages and paths of the admin port. `unix:/path` is a unix socket, which this
-    user and group alone reach; its requests are those of this machine. `null` switches it off.
-    `off` switches off both addresses. Default: `127.0.0.1:9901`, if the port is free."""
+    """Address of the admin port. `unix:/path` is a socket that this user and group alone reach;
+    its requests are those of this machine. `null` switches it off, and `off` both addresses.
+    Default: `127.0.0.1:9901`, if the port is free."""
     token: AdminToken | None = Field(default=None, repr=False)
-    """What other machines send, as `authorization: Bearer TOKEN` or as the password of a browser,
-    for all but probes, metrics and `/status`. Requests from this machine need none. Default: no
-    token; then other machines only read, and see no payload."""
+    """What other machines send, as `authorization: Bearer TOKEN` or as the password of a
+    browser, for all but probes, metrics and `/status`. Default: none; then they only read, and
+    see no payload."""
     tokens: tuple[AdminTokenConfig, ...] = ()
-    """Further tokens, each with a name and roles. Default: `[]`."""
+    """Further tokens, with names and roles. Default: `[]`."""
     local: Roles = ("read", "operate", "migrate")
     """Roles of requests from this machine without a token. Default: `[read, operate, migrate]`."""
     open: tuple[Literal["probes", "metrics", "status", "verdict"], ...] = ("probes", "metrics")
-    """Pages that need no role and no known host: `probes` is `/livez` and `/readyz`, `metrics` is
-    `/metrics`, and `status` is `/status`. `verdict` is the verdict of a migration, whose host is
-    checked. With none of `tokens`, `local` and `open` in the file, `status` and `verdict` are open,
-    too, and without `token` other machines have the role `read`. Default: `[probes, metrics]`."""
+    """Pages that need no role and no known host: `/livez` and `/readyz`, `/metrics`, `/status`,
+    and the verdict of a migration, whose host is checked. With none of `tokens`, `local` and
+    `open` in the file, `status` and `verdict` are open, too, and without `token` other machines
+    have the role `read`. Default: `[probes, metrics]`."""
     audit: LogFile | None = None
-    """File with a JSON line for each change, each view of payloads and each refusal, before its
-    response. Default: no such file."""
+    """File with a JSON line for each change, view of payloads and refusal, before its response.
+    Default: none."""
     hosts: Names = ()
-    """Names of this gateway in the `host` header of requests, besides IP addresses, `localhost` and
-    the host of `address`. Other names are refused. Default: `[]`."""
+    """Names of this gateway in the `host` header, besides IP addresses, `localhost` and the host
+    of `address`. Others are refused. Default: `[]`."""
     tls: TlsConfig | None = None
-    """TLS of both addresses. With `ca`, clients need a certificate. Default: no TLS."""
+    """TLS of both addresses. With `ca`, clients need a certificate. Default: none."""
     metrics: ListenAddress | None = Address("127.0.0.1", 8002)
     """Second address of `/metrics`, on the port where Triton has it. `null` switches it off.
     Default: `127.0.0.1:8002`, if the port is free."""

@@ -51,32 +51,30 @@ class StreamConfig(Model):
     """A listening socket for one protocol, without HTTP and gRPC."""
 
     protocol: Name
-    """Protocol of the socket: `graphpipe`, or `grps` for brpc."""
+    """`graphpipe`, or `grps` for brpc."""
     address: SocketAddress
-    """Address to listen on: `HOST:PORT`, or `unix:/PATH` for a unix socket."""
+    """`HOST:PORT`, or `unix:/PATH`."""
     mode: FileMode = "0660"
-    """Permissions of the file of a unix socket, in octal. They decide which users may connect.
-    Default: `0660`, which allows the owner and the group."""
+    """Permissions of a unix socket, in octal: who may connect. Default: `0660`."""
 
 
 class PassthroughConfig(Model):
     """Requests for paths of no protocol that a listener forwards.
 
-    `passthrough: NAME` is short for `{upstream: NAME}`. GET and HEAD are forwarded. Nothing else is
-    by default, except for inferences of KServe's first protocol if the server is a KServe. Some
-    paths of protocols, such as `/ping` and `/version`, are forwarded to a server that has them,
-    unless the listener lists their protocol or has options for it.
+    `passthrough: NAME` is short for `{upstream: NAME}`. GET and HEAD are forwarded, other methods
+    as `post` says. Some paths of protocols, such as `/ping` and `/version`, go to a server that has
+    them, unless the listener lists their protocol or has options for it.
     """
 
     upstream: Annotated[Name, NameOf("upstream")]
-    """HTTP upstream that receives the requests, unchanged."""
+    """HTTP upstream that gets the requests, unchanged."""
     allow: Names = ()
-    """Patterns of pages for operators that clients may read: `/metrics`, `/openapi.json`, `/docs`
-    and `/redoc` are refused without it. Default: `[]`."""
+    """Patterns of pages for operators that clients may read: `/metrics`, `/openapi.json`,
+    `/docs` and `/redoc` are refused without it. Default: `[]`."""
     post: Names | None = None
-    """Patterns of paths that clients may POST to, with at most 1 MiB of body. One request can
-    occupy a server of one process for seconds. Default: `/v1/models/*:predict` and
-    `/v1/models/*:explain` if the server names itself KServe, else `[]`."""
+    """Patterns of paths that clients may POST to, with at most 1 MiB. One request can occupy a
+    server of one process for seconds. Default: `/v1/models/*:predict` and `/v1/models/*:explain`
+    for KServe, else `[]`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -88,9 +86,9 @@ class CorsConfig(Model):
     """Web pages of other origins that may use a listener over HTTP. They send no cookies."""
 
     origins: tuple[Origin, ...] = Field(min_length=1)
-    """Origins as browsers send them, such as `https://app.example.com`. `*` means all."""
+    """Origins such as `https://app.example.com`. `*` means all."""
     max_age: Duration = 600.0
-    """How long browsers remember that a page may send a request. Default: `10m`."""
+    """How long browsers remember it. Default: `10m`."""
 
 
 class ListenerConfig(Model):
@@ -100,49 +98,46 @@ class ListenerConfig(Model):
     """
 
     name: Name = "main"
-    """Name of the listener in logs and errors, different for each. Default: `main`."""
+    """Its name in logs and errors, different for each. Default: `main`."""
     address: ListenAddress | None = None
-    """One address for all of HTTP/1, HTTP/2 and gRPC, instead of `http` and `grpc`. It requires
+    """One address for HTTP/1, HTTP/2 and gRPC, instead of `http` and `grpc`. It needs
     `transport: native`. Default: none."""
     http: ListenAddress | None = None
-    """Address of the HTTP server, for HTTP/1 and HTTP/2. Default: no HTTP server."""
+    """Address for HTTP/1 and HTTP/2. Default: none."""
     grpc: ListenAddress | None = None
-    """Address of the gRPC server. Default: no gRPC server."""
+    """Address for gRPC. Default: none."""
     streams: tuple[StreamConfig, ...] = ()
     """Sockets of protocols that need neither HTTP nor gRPC. Default: `[]`."""
     protocols: Names | None = None
     """Protocols that clients may use, such as `oip` and `mlflow`. Default: all of them."""
     options: Mapping[str, Mapping[str, Any]] = Field(default_factory=dict)
-    """Options of protocols on this listener, by the name of the protocol. Default: none, so each
-    option has its own default."""
+    """Options of protocols here, by the name of the protocol. Default: none."""
     passthrough: Annotated[PassthroughConfig | None, OrText()] = None
-    """HTTP upstream that gets requests for paths of no protocol. Default: none, and such requests
-    get status 404."""
+    """HTTP upstream that gets requests for paths of no protocol. Default: none, which answers
+    404."""
     default_model: Annotated[
         Name | None, BeforeValidator(lambda value: value or None), NameOf("model")
     ] = None
-    """Model of requests that name none. GraphPipe and grps also accept `NAME/VERSION`. Default: the
-    only model, if the gateway runs one and has no upstreams, or the routes name one; otherwise
+    """Model of requests that name none. GraphPipe and grps also accept `NAME/VERSION`. Default:
+    the only model, if the gateway runs one and has no upstreams, or the routes name one; else
     none, and such requests are refused."""
     identity: Literal["gateway", "upstream"] = "gateway"
-    """Whose name and version the metadata of the server have: those of the gateway, or of the first
+    """Whose name and version server metadata have: those of the gateway, or of the first
     upstream in the file that has told them. Default: `gateway`."""
     transport: Literal["reference", "native"] = "native"
-    """Implementation of HTTP and gRPC. `native` is the gateway's own. `reference` uses aiohttp and
-    grpcio, bounds less, and needs several times the CPU. Default: `native`."""
+    """Implementation of HTTP and gRPC. `native` is the gateway's own. `reference` uses aiohttp
+    and grpcio, bounds less, and needs several times the CPU. Default: `native`."""
     tls: TlsConfig | None = None
-    """TLS of every TCP socket of the listener. Default: no TLS."""
+    """TLS of its TCP sockets. Default: none."""
     authentication: Annotated[Literal["required", "optional", "off"] | None, OFF_OR_FALSE] = None
-    """Whether clients need a credential. `required` refuses calls without one. `optional` calls
-    their client `anonymous`, and refuses wrong credentials. `off` reads no credential. Default:
-    `required` if `security` has `keys`, `jwt`, `certificates` or `proxies`, or a client has
-    `certificates` or `unix_users`; else `off`."""
+    """Whether clients need a credential. `optional` calls those without one `anonymous`, and
+    refuses wrong ones. `off` reads none. Default: `required` if the file names kinds of
+    credentials, else `off`."""
     metrics: bool = False
-    """Whether `/metrics` is served here, too, for platforms that know one port of a container.
-    Default: `false`."""
+    """Whether `/metrics` is served here, too, for platforms that know one port. Default:
+    `false`."""
     cors: CorsConfig | None = None
-    """Web pages of other origins that may use the listener over HTTP. Default: none; browsers then
-    refuse their requests."""
+    """Web pages of other origins that may use it over HTTP. They send no cookies. Default: none."""
     limits: ServerLimitsConfig = ServerLimitsConfig()
     """Limits on connections, requests, bytes and times."""
     messages: MessageLimitsConfig = MessageLimitsConfig()
@@ -175,17 +170,15 @@ class ProbeConfig(Model):
     """How the gateway checks whether each address of an upstream is ready."""
 
     interval: Duration = Field(5.0, gt=0)
-    """Time between two probes of a ready address. An address that is not ready is probed every
-    500 ms, or more often if `interval` is shorter. Default: `5s`."""
+    """Time between two probes of a ready address; others are probed every 500 ms, or as often if
+    that is less. Default: `5s`."""
     timeout: Duration = Field(2.0, gt=0)
-    """Longest time of one probe. A ready address that is slower three times in a row is not ready.
-    A server that runs one request at a time needs a longer time than its slowest request. Default:
-    `2s`."""
+    """Longest time of a probe. A ready address that is slower three times in a row is not ready.
+    A server that runs one request at a time needs more than its slowest request. Default: `2s`."""
     headers: Mapping[FieldName, HeaderValue] = Field(default_factory=dict, repr=False)
-    """Headers or gRPC metadata of probes, and of all requests for readiness, metadata,
-    configuration and index, besides `headers` of the upstream; one of the same name replaces it.
-    For a server whose health is behind a key. Clients get such replies through the gateway without
-    the key. Default: no headers."""
+    """Headers or gRPC metadata of probes and requests for readiness, metadata, configuration and
+    index, besides `headers`, of which one of the same name is replaced: for a server whose
+    health is behind a key. Clients get such replies without the key. Default: none."""
 
 
 class UpstreamConfig(Model):
@@ -196,46 +189,43 @@ class UpstreamConfig(Model):
 
     url: UpstreamUrl | None = None
     """Protocol, carrier and address of the server, such as `oip+grpc://HOST:PORT`. The other
-    protocols are `trtis`, `graphpipe`, `grps`, `tfs`, `torchserve`, `seldon`, `mlflow`, `openai`.
-    `https`, `grpcs`, `brpcs` and, for `tcp`, `tls` stand for the same with TLS. `http`, `https`,
-    `grpc` and `grpcs` alone mean Open Inference. `+unix` is a unix socket, as in
+    protocols are `trtis`, `graphpipe`, `grps`, `tfs`, `torchserve`, `seldon`, `mlflow`,
+    `openai`. `https`, `grpcs`, `brpcs` and, for `tcp`, `tls` are the same with TLS. `http`,
+    `https`, `grpc` and `grpcs` alone mean Open Inference. `+unix` is a unix socket, as in
     `oip+grpc+unix:///PATH`. Default: none."""
     urls: tuple[UpstreamUrl, ...] = ()
-    """Addresses of equivalent servers of the same protocol. Each is probed, and used while it is
-    ready. Default: `[]`."""
+    """Addresses of equivalent servers of one protocol. Each is probed, and used while ready.
+    Default: `[]`."""
     options: Mapping[str, Any] = Field(default_factory=dict)
-    """Options of the protocol of the server, such as `dialect` of Open Inference. Default: none, so
-    each option has its own default."""
+    """Options of its protocol, such as `dialect` of Open Inference. Default: none."""
     headers: Mapping[FieldName, HeaderValue] = Field(default_factory=dict, repr=False)
-    """Headers or gRPC metadata that the gateway adds to every request, such as an API key. Secrets
-    come from `${env:NAME}`, or from `${file:PATH}`, whose changes are used within 2 s.
-    Default: no headers."""
+    """Headers or gRPC metadata of every request, such as an API key. Secrets come from
+    `${env:NAME}`, or from `${file:PATH}`, whose changes are used within 2 s. Default: none."""
     resolve: Literal["first", "all"] = "first"
-    """Which addresses of a host name are used. `first` connects to the first one that responds.
-    `all` makes each address (A and AAAA) an endpoint, and requires `transport: native`. Names are
-    looked up again every `limits.resolve_floor`; with the extra `dns` when the time to live has
-    passed, within that and 30 s. With the extra, a name that begins with `_` names a service (SRV).
-    Its servers of a later priority get calls only while none of an earlier one is available.
-    Default: `first`."""
+    """`first` connects to the first address of a host name that responds. `all` makes each (A
+    and AAAA) an endpoint, and needs `transport: native`. Names are looked up every 5 s; with the
+    extra `dns` at the end of the time to live, within 5 s to 30 s. With it, a name that begins
+    with `_` is a service (SRV), whose servers of a later priority get calls only while none of
+    an earlier one is available. Default: `first`."""
     errors: Literal["full", "brief"] = "full"
     """What clients read of the errors of the server. `brief` leaves failures of models and names of
     classes to the log. Default: `full`."""
     cancellation: Literal["auto", "forward", "withhold"] = "auto"
-    """What happens to a gRPC call that its client has left, or whose deadline has passed. `forward`
-    cancels it at the server. `withhold` lets it end, and drops the reply. `auto` withholds before
-    Triton below 2.59, which cancelled calls end, and before servers of unknown version. `transport:
-    reference` always forwards. Default: `auto`."""
+    """What happens to a gRPC call that its client has left, or whose deadline has passed.
+    `forward` cancels it at the server. `withhold` lets it end, and drops the reply. `auto`
+    withholds before Triton below 2.59, which cancelled calls end, and before unknown versions.
+    `transport: reference` always forwards. Default: `auto`."""
     probe: ProbeConfig = ProbeConfig()
     """Readiness probes of each address."""
     metrics: Names = ()
-    """URL of the metrics page of the server; with `urls` a list, one for each address. It adds to
-    the metrics of `telemetry.metrics.compat` why requests failed and how many wait. With `resolve:
-    all` the page of each address is read. Default: `[]`."""
+    """URL of the metrics page of the server; with `urls` one for each. It adds to
+    `telemetry.metrics.compat` why requests failed and how many wait. With `resolve: all` the
+    page of each address is read. Default: `[]`."""
     transport: Literal["reference", "native"] = "native"
-    """Implementation of HTTP and gRPC, as in a listener. Default: `native`."""
+    """As in a listener. Default: `native`."""
     tls: TlsConfig | None = None
     """TLS to the server. `tls: {}` verifies it with the authorities of the system. Default: that
-    for a URL with TLS, such as `https://`, and else no TLS."""
+    of the URL."""
     limits: ClientLimitsConfig = ClientLimitsConfig()
     """Limits on connections, requests, bytes and times."""
     messages: MessageLimitsConfig = MessageLimitsConfig()
@@ -291,39 +281,34 @@ class UpstreamConfig(Model):
 
 
 class ModelConfig(Model):
-    """A model that runs in the gateway, or settings for a model of an upstream.
-
-    With `backend` the model runs in the gateway. Without it, the key names a model of an upstream.
-    """
+    """A model that runs in the gateway, or settings for a model of an upstream."""
 
     backend: Text | None = None
-    """Backend that runs the model in the gateway: `onnx`, `torch`, `python`, or the dotted name of
-    your own backend. Default: none, so the key names a model of an upstream."""
+    """What runs it in the gateway: `onnx`, `torch`, `python`, or the dotted name of your own
+    backend. Default: none, so the key names a model of an upstream."""
     path: InputFile | None = None
-    """Model file, or folder with one subfolder for each version. It is relative to the
-    configuration file. A reload loads the model again if its files have changed. Default: no file,
-    which suits `python`."""
+    """Model file, or folder with one subfolder for each version. A reload loads it again if its
+    files have changed. Default: none."""
     options: Mapping[str, Any] = Field(default_factory=dict)
-    """Options of the backend, such as `device: auto`. Default: none, so each option has its own
-    default."""
+    """Options of the backend, such as `device: auto`. Default: none."""
     protocols: Mapping[str, Mapping[str, Any]] = Field(default_factory=dict)
-    """What protocols without tensors must know about the model, by the name of the protocol. The
-    page of the protocol has the keys. Default: none, so the metadata of the model decide."""
+    """What protocols without tensors must know about the model, by protocol. The page of the
+    protocol has the keys. Default: what its metadata say."""
 
 
 class ReloadConfig(Model):
     """What lets the gateway read its configuration file again.
 
     SIGHUP and `POST /reload` on the admin port always do. Changes of addresses, `workers` and some
-    other keys need a restart: the gateway refuses them and goes on with the old configuration.
+    other keys need a restart, and are refused.
     """
 
     watch: bool = False
-    """Whether a change of the file reloads it, 500 ms after the last one. Files of `${file:PATH}`
-    are not watched. Default: `false`."""
+    """Whether a change of the file reloads it, 500 ms after the last one. Files of
+    `${file:PATH}` are not watched. Default: `false`."""
     timeout: Duration = 300.0
-    """Longest time for reading the file, and for loading its models in a process. The old
-    configuration stays in force when it is exceeded. Default: `5m`."""
+    """Longest time for reading the file and loading its models, after which the old one stays.
+    Default: `5m`."""
     # Retired keys, see retired.py.
     signal: bool = True
     debounce: Duration = 0.5
@@ -333,33 +318,33 @@ class LifecycleConfig(Model):
     """Start and stop of the gateway."""
 
     online: bool = True
-    """Whether the gateway is ready from the start. `false` waits until a grps client calls
-    `online`. Default: `true`."""
+    """Whether the gateway is ready from the start, or once a grps client calls `online`.
+    Default: `true`."""
     ready: Names | None = None
-    """Routes that must be ready for the gateway to be ready: one of them, all, or each of a list of
-    names. Liveness never depends on upstreams. Default: `any`."""
+    """Routes that must be ready for the gateway to be: one, all, or each of a list of names.
+    Liveness never depends on upstreams. Default: `any`."""
     pre_stop: Duration = 5.0
-    """Time after SIGTERM in which the gateway reports not ready and still serves, so that load
-    balancers remove it. SIGINT, as from Ctrl-C, skips it. Default: `5s`."""
+    """Time after SIGTERM in which the gateway is not ready and still serves, so that load
+    balancers remove it. SIGINT skips it. Default: `5s`."""
     reload: ReloadConfig = ReloadConfig()
-    """When the gateway reads its configuration file again."""
+    """When the configuration is read again."""
     drain: Duration = 25.0
-    """Longest time after `pre_stop` for requests in flight. The rest is cancelled.
-    Default: `25s`."""
+    """Longest time after `pre_stop` for requests in flight. The rest is cancelled. Default:
+    `25s`."""
     worker_timeout: Duration = 30.0
-    """With several processes, the time without any reply after which one of them is killed and
-    started again. `0s` kills none. Default: `30s`."""
+    """Time without a sign of life after which one of several processes is killed and started
+    again. `0s` kills none. Default: `30s`."""
     hand_over: bool = False
     """Whether another gateway with this setting, of the same user, may listen on the same
-    addresses. So the next release takes over before this one stops. Default: `false`."""
+    addresses, so that the next release takes over before this one stops. Default: `false`."""
 
 
 class StateConfig(Model):
     """Files that the gateway keeps across restarts."""
 
     directory: Folder
-    """Directory of the files, relative to the configuration file. Each gateway needs its own; only
-    gateways with `lifecycle.hand_over` that follow one another share it."""
+    """Their directory. Each gateway needs its own; only those with `lifecycle.hand_over` that
+    follow one another share it."""
 
 
 class Config(Model):
@@ -368,8 +353,8 @@ class Config(Model):
     version: Annotated[Literal["1"], WithJsonSchema({"enum": [1, "1"]})]
     """Version of the file format. It is always `1`."""
     workers: WorkerCount = 1
-    """Number of processes that share the ports, from 1 to 256. `auto` is one for each core. Each
-    has its own limits and models. Default: `1`."""
+    """Processes that share the ports, 1 to 256. `auto` is one for each core. Each has its own
+    limits and models. Default: `1`."""
     listeners: tuple[ListenerConfig, ...] = Field(min_length=1)
     """Addresses that clients connect to."""
     admin: AdminConfig | None = None
@@ -378,24 +363,23 @@ class Config(Model):
     upstreams: Mapping[Name, UpstreamConfig] = Field(default_factory=dict)
     """Model servers, by a name of your choice. Default: none."""
     models: Mapping[Name, ModelConfig] = Field(default_factory=dict)
-    """Models that run in the gateway, and settings for models of upstreams, by name.
-    Default: none."""
+    """Models that run in the gateway, and settings for models of upstreams, by name. Default:
+    none."""
     pipelines: Mapping[Name, PipelineConfig] = Field(default_factory=dict, max_length=256)
     """Graphs of models, by name. Clients call a pipeline like a model. Default: none."""
     routes: tuple[RouteConfig, ...] = ()
-    """Rules that send calls to models, in order of precedence. Default: `[]`, which serves every
-    model, every pipeline and the models of all upstreams under their own names."""
+    """Rules that send calls to models, in order of precedence. Default: `[]`, which serves all
+    models and pipelines under their own names."""
     policies: PoliciesConfig = PoliciesConfig()
-    """Timeouts, retries and concurrency of every route."""
+    """Timeouts, retries and concurrency of all routes."""
     clients: Mapping[ClientName, ClientConfig] = Field(default_factory=dict)
     """Clients, by name. `anonymous` is reserved for those without a credential. Default: none."""
     security: SecurityConfig = SecurityConfig()
-    """Credentials of clients, and how strict the gateway is with its own configuration."""
+    """Credentials of clients, rules, and how strict the gateway is with its own configuration."""
     quotas: Mapping[ClientName, QuotaConfig] = Field(default_factory=dict)
     """How much clients may use, by a name of your choice. Default: none."""
     quota_store: QuotaStoreConfig | None = None
-    """Where several gateways share the budgets of `quotas`. Default: none, so each gateway has
-    budgets of its own."""
+    """Where gateways share the budgets of `quotas`. Default: none, so each gateway has its own."""
     telemetry: TelemetryConfig = TelemetryConfig()
     """Logs and metrics."""
     lifecycle: LifecycleConfig = LifecycleConfig()
@@ -403,14 +387,13 @@ class Config(Model):
     state: StateConfig | None = None
     """Files that the gateway keeps across restarts. Default: none."""
     in_flight_bytes: Size | None = None
-    """Largest number of bytes of requests and responses that a worker holds in memory, with 16 KiB
-    more for each request. Responses, and requests of clients that hold less than 1/64 of it, may
-    exceed it by a quarter. Default: 512 MiB, or 40 % of the memory limit of the cgroup if that is
-    less, divided by the number of workers."""
+    """Most bytes of requests and responses in the memory of a worker, with 16 KiB more for each
+    request. Responses, and requests of clients that hold less than 1/64 of it, may exceed it by
+    a quarter. Default: 512 MiB, or 40 % of the memory limit of the cgroup if that is less,
+    divided by the workers."""
     in_flight_bytes_per_address: Size | None = None
-    """Part of `in_flight_bytes` of one client address, or of one connection of a unix socket, that
-    no other one delays. It may have more while memory is free, and gives way once others wait.
-    Default: a quarter of `in_flight_bytes`."""
+    """Part of `in_flight_bytes` that no other client address, or connection of a unix socket,
+    delays. It may have more while memory is free. Default: a quarter of `in_flight_bytes`."""
 
     def declared_protocols(self) -> dict[str, Mapping[str, Any]]:
         """Return `protocols` by model, also by the other names that models have at targets.

@@ -56,7 +56,7 @@ Operations = Annotated[
     BeforeValidator(as_list),
     WithJsonSchema(
         {
-            "$comment": "operation or list of operations",
+            "$comment": "operations",
             "anyOf": [
                 {"enum": list(OPERATIONS)},
                 {"type": "array", "items": {"enum": list(OPERATIONS)}},
@@ -73,26 +73,23 @@ class ConditionsConfig(Model):
     """
 
     clients: Annotated[FullNames, NameOf("client")] | None = None
-    """Names or patterns of clients. `anonymous` matches only where it stands in full. Default: any
-    client but `anonymous`."""
+    """Names or patterns of clients; `anonymous` only in full. Default: any but `anonymous`."""
     groups: Annotated[FullNames, NameOf("group")] | None = None
-    """Names or patterns of groups, of which the client needs one. Default: no condition."""
+    """Names or patterns of groups, of which the client has one. Default: any."""
     tiers: Annotated[FullNames, NameOf("tier")] | None = None
-    """Names or patterns of tiers. Default: no condition."""
+    """Names or patterns of tiers. Default: any."""
     labels: Annotated[Mapping[Name, FullNames], NameOf("label")] = Field(default_factory=dict)
-    """Labels of the client, each with patterns of its value. Default: no condition."""
+    """Labels of the client, each with patterns of its value. Default: any."""
     claims: Annotated[Mapping[Name, FullNames], NameOf("claim")] = Field(default_factory=dict)
-    """Claims of the client's token, each with patterns of its value. Of a list one element must
-    match, and of `scope` one word. A name that begins with `/` is a JSON pointer. Default: no
-    condition."""
+    """Claims of its token, each with patterns of its value: of one element of a list, of one
+    word of `scope`. A name that begins with `/` is a JSON pointer. Default: any."""
     models: Annotated[FullNames, NameOf("model")] | None = None
-    """Names or patterns of models, as the client names them. Default: any model, and calls without
-    a model."""
+    """Names or patterns of models, as the client names them. Default: any, and calls without a
+    model."""
     versions: Names | None = None
-    """Requested versions, or patterns of them. `""` stands for requests without a version. Default:
-    any version."""
+    """Requested versions or patterns; `""` for none. Default: any."""
     protocols: Annotated[FullNames, NameOf("protocol")] | None = None
-    """Names or patterns of protocol and carrier, such as `oip.http` or `oip.*`. Default: any."""
+    """Protocol and carrier, such as `oip.http` or `oip.*`. Default: any."""
     listeners: Annotated[FullNames, NameOf("listener")] | None = None
     """Names or patterns of listeners. Default: any."""
 
@@ -104,27 +101,25 @@ class ConditionsConfig(Model):
 class RuleConfig(ConditionsConfig):
     """A rule that allows or denies calls.
 
-    A call is allowed if a rule allows it and none denies it; the order does not matter. Without
-    rules clients may do all that their listener switches on. Rules with `mode: shadow` are as if
-    they were absent, and calls that they would refuse are counted and logged.
+    A call is allowed if a rule allows it and none denies it, in any order. Rules with `mode:
+    shadow` are as if they were absent; calls that they would refuse are counted and logged.
     """
 
     name: Name | None = None
-    """Name of the rule in the log and in `gateway explain`, different for each. Default: `rule-N`,
-    with the position of the rule in the list from 1."""
+    """Its name in the log and in `gateway explain`, different for each. Default: `rule-N`, N
+    from 1."""
     effect: Literal["allow", "deny"] = "allow"
     """What happens to the calls that match. Default: `allow`."""
     mode: Literal["enforce", "shadow"] = "enforce"
-    """`shadow` refuses nothing: it only counts and logs the calls that would be refused if the rule
-    were enforced. Default: `enforce`."""
+    """`shadow` only counts and logs what it would refuse. Default: `enforce`."""
     operations: Operations = Field(min_length=1)
-    """Operations of the rule: `health`, `metadata`, `inference`, `shared-memory`, `model-config`,
-    `statistics`, `trace`, `logging`, `index`, `model-repository` with the index, `switch`,
-    `passthrough`, `metrics` of a listener, or `all`."""
+    """`health`, `metadata`, `inference`, `shared-memory`, `model-config`, `statistics`, `trace`,
+    `logging`, `index`, `model-repository` with the index, `switch`, `passthrough`, `metrics` of
+    a listener, or `all`."""
     max_elements: int | None = Field(None, ge=0)
-    """Most elements of all inputs of an inference. Default: no condition."""
+    """Most elements of the inputs of an inference. Default: any."""
     max_bytes: Size | None = None
-    """Largest size of all inputs of an inference. Default: no condition."""
+    """Most bytes of them. Default: any."""
 
     @model_validator(mode="after")
     def _check_effect(self) -> RuleConfig:
@@ -141,25 +136,25 @@ class ExternalConfig(Model):
     """
 
     grpc: Annotated[Text, Field(pattern=GRPC_SERVER)] | None = None
-    """Address of a server of `envoy.service.auth.v3.Authorization`, such as OPA-Envoy: `HOST:PORT`,
-    or `grpcs://HOST:PORT`. Default: none."""
+    """`HOST:PORT` or `grpcs://HOST:PORT` of a server of `envoy.service.auth.v3.Authorization`,
+    such as OPA-Envoy. Default: none."""
     tls: TlsConfig | None = None
-    """TLS to the server. `tls: {}` verifies it with the authorities of the system. Default: that
-    for `grpcs://`, else no TLS."""
+    """TLS to it. `tls: {}` verifies it with the authorities of the system. Default: that of the
+    URL."""
     python: DottedName | None = None
-    """Dotted name of a callable `decide(client, facts)`, plain or async, as `package.module:name`.
-    `True` allows; `False` or a text denies. Default: none."""
+    """A callable `decide(client, facts)`, plain or async, as `package.module:name`. `True`
+    allows; `False` or a text denies. Default: none."""
     timeout: Duration = Field(0.05, gt=0)
     """Longest time for a decision. Default: `50ms`."""
     on_failure: Literal["deny", "allow"] = "deny"
-    """What happens to calls without a decision, after an error or the timeout. Default: `deny`."""
+    """What happens to calls without a decision in time. Default: `deny`."""
     cache: Duration = 10.0
-    """Time for which a decision holds for calls with equal facts. `0s` asks about every call.
-    Default: `10s`."""
+    """How long a decision holds for calls with equal facts. `0s` asks about every call. Default:
+    `10s`."""
     operations: Operations = ("all",)
-    """Operations that it is asked about, as in `security.rules`. Default: `[all]`."""
+    """Operations that it decides about. Default: `[all]`."""
     headers: HeaderNames = ()
-    """Headers of the client that it gets. Default: `[]`."""
+    """Headers that it gets. Default: `[]`."""
 
     @model_validator(mode="after")
     def _check_program(self) -> ExternalConfig:
@@ -185,30 +180,28 @@ class ExternalConfig(Model):
 
 
 class QuotaStoreConfig(Model):
-    """Where several gateways share the budgets of `quotas`: a server of Valkey or Redis.
+    """Where gateways share the budgets of `quotas`: Valkey or Redis, with the extra `quota`.
 
-    A call that meets an empty lease waits for the answer, at most twice `timeout`. No call waits
-    for a store that is away. It needs the extra `quota`. A reload may change its keys: another
-    store gets the counts of the gateway. So does a store that a reload adds; without it, the
-    gateway goes on with its own counts.
+    A call that meets an empty lease waits at most twice `timeout`. No call waits for a store that
+    is away. A store that a reload adds or changes gets the counts of the gateway.
     """
 
     url: Annotated[Text, Field(pattern=STORE_URL)] = Field(repr=False)
     """URL of the server: `redis://`, `rediss://` or `unix://`."""
     prefix: Name = "tensor-gateway"
-    """What the keys in the store begin with. Default: `tensor-gateway`."""
+    """Beginning of its keys there. Default: `tensor-gateway`."""
     timeout: Duration = Field(0.05, gt=0)
-    """Longest time of a request to the store. Default: `50ms`."""
+    """Longest time of a request. Default: `50ms`."""
     replicas: int = Field(1, ge=1)
-    """Number of gateways, while the store has told nothing. Without the store each of them has an
-    equal part. Default: `1`."""
+    """Number of gateways, while the store has told nothing. Without the store each has an equal
+    part. Default: `1`."""
 
 
 class QuotaMatchConfig(ConditionsConfig):
     """Which calls a quota counts. Without conditions those of `anonymous` count, too."""
 
     operations: Operations = ("inference",)
-    """Operations of the calls, as in `security.rules`. Default: `[inference]`."""
+    """As in `security.rules`. Default: `[inference]`."""
     routes: Annotated[FullNames, NameOf("route")] | None = None
     """Names or patterns of routes. Default: any."""
 
@@ -223,22 +216,21 @@ class QuotaConfig(Model):
     match: QuotaMatchConfig = QuotaMatchConfig()
     """Which calls count, which are all inferences without it."""
     by: Annotated[Names, Field(min_length=1), NameOf("label", "label:")] = ("client",)
-    """What has a budget of its own: `client`, `group`, `model`, `route` or `label:NAME`, or several
-    of them. `none` is one budget for all. Default: `[client]`."""
+    """What has a budget of its own: `client`, `group`, `model`, `route` or `label:NAME`, or
+    several. `none` is one budget for all. Default: `[client]`."""
     unit: Literal["calls", "elements", "bytes", "seconds"] = "calls"
-    """What is counted: calls, elements or bytes of their inputs, or the seconds of the target,
-    which are charged afterwards. Default: `calls`."""
+    """What is counted: calls, elements or bytes of their inputs, or seconds of the target, which
+    are charged afterwards. Default: `calls`."""
     limit: Annotated[Text, Field(pattern=QUOTA_LIMIT)]
-    """How much in which time: a number, or a size for `bytes`, and `/s`, `/min`, `/hour`, `/day` or
-    `/month`, such as `100000/day`. Hours, days and months are those of the calendar, in UTC."""
+    """A number, or a size for `bytes`, and `/s`, `/min`, `/hour`, `/day` or `/month`. Hours,
+    days and months are those of the calendar, in UTC."""
     burst: int | None = Field(None, ge=1)
-    """With `/s` and `/min`, how much may come at once. Default: as much as `limit` allows in a
-    second, and at least 1."""
+    """With `/s` and `/min`, how much may come at once. Default: what `limit` allows in a second,
+    at least 1."""
     mode: Literal["enforce", "shadow"] = "enforce"
     """`shadow` refuses nothing: it only counts and logs. Default: `enforce`."""
     headers: bool = True
-    """Whether responses tell clients of the quota, in the headers `RateLimit` and
-    `RateLimit-Policy`. Default: `true`."""
+    """Whether responses have the headers `RateLimit` and `RateLimit-Policy`. Default: `true`."""
 
     @property
     def amount(self) -> int:

@@ -13,13 +13,11 @@ class StepConfig(Model):
     """A call of one model, and the sources of its inputs."""
 
     model: Name | None = None
-    """Name of the model. It is routed like the request of a client. Default: the name of the
-    step."""
+    """Name of the model, routed like the request of a client. Default: the name of the step."""
     version: Scalar | None = None
     """Version of the model. Default: its newest version."""
     inputs: Mapping[Name, Text] = Field(min_length=1)
-    """Inputs of the model, each with its source: `request.INPUT`, or `STEP.OUTPUT` of another
-    step."""
+    """Inputs of the model, each with its source: `request.INPUT` or `STEP.OUTPUT`."""
 
 
 class PipelineConfig(Model):
@@ -28,8 +26,8 @@ class PipelineConfig(Model):
     version: Scalar = "1"
     """Version of the pipeline. Default: `1`."""
     steps: Mapping[Name, StepConfig] = Field(min_length=1, max_length=256)
-    """Steps, by name. Their order does not matter."""
+    """Steps, by name, in any order."""
     outputs: Mapping[Name, Text] = Field(min_length=1)
-    """Outputs of the pipeline, each with its source: `STEP.OUTPUT` or `request.INPUT`."""
+    """Outputs, each with its source: `STEP.OUTPUT` or `request.INPUT`."""
     signature: SignatureConfig | None = None
-    """Metadata of the pipeline. Default: metadata derived from the models of its steps."""
+    """Its metadata. Default: derived from the models of its steps."""

@@ -40,6 +40,9 @@ def _table() -> Iterator[tuple[str, str]]:
     }
     for key, default in limits.items():
         yield f"listeners[].limits.{key}", _FIXED.format(default)
+    for side in ("listeners[]", "upstreams.NAME"):
+        yield f"{side}.messages.json_keys", _FIXED.format("10000")
+        yield f"{side}.messages.model_name_bytes", _FIXED.format("255")
     yield "listeners[].limits.tls_handshake", "expected 'header_timeout', which holds for it, too"
     detection = {
         "max_ejection_time": "60s",
@@ -65,6 +68,7 @@ def _table() -> Iterator[tuple[str, str]]:
     yield "lifecycle.reload.debounce", _FIXED.format("500ms")
     for capture in ("capture", "migrations.NAME.capture"):
         yield f"{capture}.min_free", _FIXED.format("10")
+        yield f"{capture}.segment_bytes", _FIXED.format("256MiB")
     header = "a client is its identity, or else its address"
     yield "policies.sequence_client_header", header
     share = "expected no such key; the next version allows as many as 'rate' gives in a second"

@@ -21,38 +21,34 @@ class MatchConfig(Model):
     model: Annotated[Names, NameOf("model")] | None = None
     """Names or patterns of models. Default: every model."""
     version: Names | None = None
-    """Requested versions. `""` stands for requests without a version. Default: every version."""
+    """Requested versions; `""` for none. Default: every version."""
     protocol: Annotated[Names, NameOf("protocol")] | None = None
-    """Names or patterns of protocol and carrier, such as `oip.http` or `oip.*`. Default: every
-    protocol."""
+    """Names or patterns of protocol and carrier, such as `oip.*`. Default: every protocol."""
     headers: Mapping[Name, Scalar] = Field(default_factory=dict)
-    """Names of headers or gRPC metadata, each with the pattern of its value. Default: no
-    condition."""
+    """Headers or gRPC metadata, each with the pattern of its value. Default: any."""
     clients: Annotated[FullNames, NameOf("client")] = ()
     """Names or patterns of clients, as `clients` defines them; `anonymous` without a credential.
-    Default: `[]`, which means every client."""
+    Default: `[]`, which means all."""
     groups: Annotated[FullNames, NameOf("group")] = ()
-    """Groups or patterns of groups; the client must have one of them. Default: `[]`, which means
-    every client."""
+    """Groups or patterns, of which the client has one. Default: `[]`, which means all."""
     tiers: Annotated[FullNames, NameOf("tier")] = ()
-    """Tiers or patterns of tiers of clients. Default: `[]`, which means every client."""
+    """Tiers or patterns of them. Default: `[]`, which means all."""
 
 
 class TargetConfig(Model):
     """A destination of a route: a model of an upstream, or a model of the gateway."""
 
     upstream: Annotated[Name, NameOf("upstream")] | None = None
-    """Upstream that serves the model. Default: the gateway itself, which runs `model`."""
+    """Upstream that serves it. Default: the gateway, which runs `model`."""
     model: Name | None = None
-    """Name of the model at the target. It is required without `upstream`. Default: the name that
-    the client requested."""
+    """Its name at the target; required without `upstream`. Default: the name that the client
+    requested."""
     version: Scalar | None = None
-    """Version of the model at the target. Default: the version that the client requested."""
+    """Its version at the target. Default: the version that the client requested."""
     weight: int = Field(1, ge=0, le=1_000_000)
-    """Share of the calls, relative to the weights of the other targets. `0` sends no calls.
-    Default: `1`."""
+    """Share of the calls, relative to the other weights. Default: `1`."""
     priority: int = Field(0, ge=0, le=1000)
-    """The target gets calls only while none with a smaller number is ready. Default: `0`."""
+    """It gets calls only while no target with a smaller number is ready. Default: `0`."""
 
     @model_validator(mode="after")
     def _check_destination(self) -> TargetConfig:
@@ -69,16 +65,15 @@ class RouteConfig(Model):
     """A rule that sends matching calls to one of its targets. The first matching route applies."""
 
     name: Name | None = None
-    """Name of the route in logs, metrics and errors, different for each. Default: `route-N`, with
-    the position of the route in the list from 1."""
+    """Its name in logs, metrics and errors, different for each. Default: `route-N`, N from 1."""
     match: MatchConfig | None = None
-    """Conditions on the calls of this route. Default: every call."""
+    """Conditions on its calls. Default: every call."""
     targets: tuple[TargetConfig, ...] = Field(min_length=1)
-    """Destinations, of which each call gets one, by weight. At least one weight is above 0."""
+    """Where each call goes, by weight. At least one weight is above 0."""
     sequence_ids: Literal["checked", "text"] = "checked"
-    """What happens to a sequence id that is a string, if the upstream does not show the
-    configuration of the model. `checked` refuses it. `text` forwards it: a client can then end a
-    Triton server whose model has its sequence ids as numbers. Default: `checked`."""
+    """What happens to a sequence id that is text, if the upstream does not show the
+    configuration of the model. `checked` refuses it. `text` forwards it, with which a client can
+    end a Triton server whose model has numbers as ids. Default: `checked`."""
 
     @model_validator(mode="after")
     def _check_weights(self) -> RouteConfig:

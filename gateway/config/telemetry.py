@@ -22,51 +22,47 @@ class AccessLogConfig(Model):
     """A file with a line for every call and every rejected request."""
 
     path: LogFile
-    """The file. Lines are appended. It is relative to the configuration file, and opened again when
-    it was moved away, or by SIGUSR1."""
+    """The file, which is appended to, and opened again when it was moved away, or by SIGUSR1."""
     format: LineFormat = "json"
-    """`json`, or a text with fields in braces, such as `{code} {model} {ms} {request_id}`. A field
-    that is empty is `-`. Default: `json`."""
+    """`json`, or a text with fields in braces, such as `{code} {model} {ms} {request_id}`. An
+    empty one is `-`. Default: `json`."""
 
 
 class LogConfig(Model):
     """Settings of the log.
 
-    No call waits for a line: a thread writes the lines. Lines that standard error or the file does
-    not take, as a full disk, are lost, and `gateway_log_lines_lost_total` counts them.
+    No call waits for a line. Lines that standard error or the file does not take are lost, and
+    `gateway_log_lines_lost_total` counts them.
     """
 
     level: Literal["debug", "info", "warning", "error"] = "info"
     """Lowest level that is logged. Default: `info`."""
     format: Literal["auto", "console", "json"] = "auto"
-    """Form of a log line. Default: `auto`, which means `console` on a terminal and `json`
-    elsewhere."""
+    """Form of a line. Default: `auto`: `console` on a terminal, else `json`."""
     calls_per_second: int = Field(100, ge=0)
-    """Most log lines per second about calls that succeed, over all workers, and as many about those
-    that fail or are rejected. The line after a gap counts the omitted ones in `skipped`. `0` logs
-    no calls. Default: `100`."""
+    """Most lines per second about calls that succeed, over all workers, and as many about
+    others. The line after a gap counts the omitted ones in `skipped`. `0` logs no calls.
+    Default: `100`."""
     server_errors: Literal["brief", "full"] = "brief"
-    """How much of the error texts of servers, which may quote clients, is shown in log lines,
-    spans, the status and on pages. `brief` shows the first 120 characters, after `server said:`.
-    Default: `brief`."""
+    """How much of error texts of servers, which may quote clients, is in log lines, spans, the
+    status and pages. `brief`: the first 120 characters, after `server said:`. Default: `brief`."""
     access: AccessLogConfig | None = None
-    """A file with a line for every call and every rejected request, which `calls_per_second` does
-    not limit. Default: none."""
+    """A file with a line for each call and rejected request, which `calls_per_second` does not
+    limit. Default: none."""
 
 
 class MetricsConfig(Model):
     """Settings of the metrics."""
 
     compat: tuple[Literal["triton"], ...] = ()
-    """Servers whose metric names are published too. `triton` adds what Triton publishes of each
-    model, `nv_inference_*` and `nv_cache_*_per_model`, for existing dashboards and autoscalers.
-    Default: `[]`."""
+    """Servers whose metric names are published too: what Triton has of each model,
+    `nv_inference_*` and `nv_cache_*_per_model`, for its dashboards and autoscalers. Default:
+    `[]`."""
     orca: bool = False
-    """Whether responses tell the load of the gateway to clients and proxies that ask for it by the
-    header `endpoint-load-metrics-format`, as ORCA. Default: `false`."""
+    """Whether responses tell the load of the gateway to those who ask by the header
+    `endpoint-load-metrics-format`, as ORCA. Default: `false`."""
     series: int = Field(500, ge=1)
-    """Most model names in metric labels. Further models have the label `_unknown`. Default:
-    `500`."""
+    """Most model names in labels. Further ones are `_unknown`. Default: `500`."""
 
 
 class OtlpConfig(Model):
@@ -77,17 +73,16 @@ class OtlpConfig(Model):
     """
 
     traces: bool = False
-    """Whether each call has spans: the call, its time in queues, each request to an upstream, each
-    step of a pipeline and each batch. Default: `false`."""
+    """Whether each call has spans: the call, its time in queues, each request to an upstream,
+    each step of a pipeline and each batch. Default: `false`."""
     traces_percent: float | None = Field(None, ge=0, le=100)
-    """Percentage of the traces that begin in the gateway and are exported. A client that sends
-    `traceparent` decides about its own trace. Default: none, so `OTEL_TRACES_SAMPLER` decides, and
-    without it all traces are exported."""
+    """Percentage of exported traces of those that begin in the gateway. A client that sends
+    `traceparent` decides about its own. Default: what `OTEL_TRACES_SAMPLER` says, else all."""
     metrics: bool = False
-    """Whether the metrics of the metrics page are exported, every minute or every
-    `OTEL_METRIC_EXPORT_INTERVAL` milliseconds. Default: `false`."""
+    """Whether the metrics are exported, every minute or `OTEL_METRIC_EXPORT_INTERVAL`
+    milliseconds. Default: `false`."""
     logs: bool = False
-    """Whether log lines are exported, too, with the ids of their traces. Default: `false`."""
+    """Whether log lines are exported, with the ids of their traces. Default: `false`."""
 
     @property
     def is_on(self) -> bool:

@@ -16,38 +16,35 @@ class CertificateConfig(Model):
     """A certificate with its key. Paths are relative to the configuration file."""
 
     cert: InputFile
-    """PEM file with the certificate chain."""
+    """PEM file of the certificate chain."""
     key: InputFile
-    """PEM file with the private key of `cert`."""
+    """PEM file of its key."""
 
 
 class TlsConfig(Model):
     """TLS of a listener or an upstream. Paths are relative to the configuration file.
 
-    Changed files are used within 2 s. Files that are broken, or that do not fit together, leave the
-    old ones in force.
+    Changed files are used within 2 s. Broken files leave the old ones in force.
     """
 
     cert: InputFile | None = None
-    """PEM file with the certificate chain. A listener requires it. An upstream sends it as client
-    certificate. Default: no certificate."""
+    """PEM file of the certificate chain: required for a listener, sent by an upstream. Default:
+    none."""
     key: InputFile | None = None
-    """PEM file with the private key of `cert`. Default: no key."""
+    """PEM file of the key of `cert`. Default: none."""
     ca: InputFile | None = None
-    """PEM file with the trusted certificate authorities. With it, a listener requires client
-    certificates (mutual TLS). Default: no client certificates for a listener, and the authorities
-    of the system for an upstream."""
+    """PEM file of trusted authorities. With it, a listener requires client certificates.
+    Default: none for a listener, those of the system for an upstream."""
     client_certificates: Literal["required", "optional"] = "required"
-    """Whether a listener with `ca` refuses clients without a certificate. `transport: reference`
-    has no `optional` for gRPC. Default: `required`."""
+    """Whether a listener with `ca` refuses clients without one. Default: `required`."""
     certificates: tuple[CertificateConfig, ...] = ()
-    """Further certificates of a listener, each for the DNS names that it has (SNI), wildcards too.
-    Default: `[]`."""
+    """Further certificates of a listener, each for its DNS names (SNI), wildcards too. Default:
+    `[]`."""
     min_version: Literal["1.2", "1.3"] = "1.2"
-    """Oldest version of TLS. `transport: reference` has no other for gRPC. Default: `1.2`."""
+    """Oldest version. Default: `1.2`."""
     verify: bool = True
-    """Whether the certificate of an upstream is verified. With `false`, anyone in between can read
-    and change the calls. `transport: reference` always verifies gRPC servers. Default: `true`."""
+    """Whether the certificate of an upstream is verified. With `false`, anyone in between can
+    read and change calls. Default: `true`."""
 
     def files(self) -> Iterator[tuple[KeyPath, str]]:
         """Yield the files, each with its key."""

@@ -49,54 +49,52 @@ class EventBatchConfig(Model):
     events: int = Field(1000, ge=1, le=100_000)
     """Most events of an object. Default: `1000`."""
     time: Duration | None = Field(None, gt=0)
-    """Time after which an object is written that has fewer events. For Kafka it is the time that
-    events wait for others. Default: `60s` for objects, and `100ms` for Kafka."""
+    """When an object with fewer events is written. For Kafka it is the time that events wait for
+    others. Default: `60s`, for Kafka `100ms`."""
 
 
 class EventSinkConfig(Model):
     """Where inferences are sent as CloudEvents, which of them, and what of each."""
 
     url: Text
-    """Address of the sink: `http://` or `https://`, `kafka://HOST:PORT/TOPIC`, or a folder of
-    objects: `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX`, `az://CONTAINER/PREFIX` or
-    `file:///FOLDER`. Installed packages may add other schemes."""
+    """`http://` or `https://`, `kafka://HOST:PORT/TOPIC`, or a folder of objects:
+    `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX`, `az://CONTAINER/PREFIX` or `file:///FOLDER`.
+    Packages may add others."""
     payload: PayloadChoice
-    """What is sent of the elements of tensors: nothing, a keyed hash, or all of them. `full` also
-    sends parameters."""
+    """What is sent of the elements of tensors: nothing, a keyed hash, or all. `full` also sends
+    parameters."""
     models: Annotated[Names, NameOf("model")] = ("*",)
-    """Patterns of the models whose calls are sent. Default: `["*"]`."""
+    """Patterns of models. Default: `["*"]`."""
     percent: float = Field(100.0, gt=0, le=100)
     """Share of the calls. A sequence is sent whole or not at all. Default: `100.0`."""
     per_second: float = Field(1000.0, gt=0, le=1_000_000)
-    """Most calls in a second, in each worker. Further ones are dropped with the reason `rate`.
+    """Most calls in a second, in each worker. Further ones are dropped, with the reason `rate`.
     Default: `1000.0`."""
     send: tuple[EventKind, ...] = ("request", "response")
-    """Which events are sent. A call that fails has no response.
-    Default: `["request", "response"]`."""
+    """Which events. A call that fails has no response. Default: `["request", "response"]`."""
     tensors: Mapping[Name, PayloadChoice] = Field(default_factory=dict)
-    """The same as `payload` for single tensors, by name. Default: `{}`."""
+    """`payload` of single tensors, by name. Default: `{}`."""
     headers: tuple[FieldName, ...] = ()
-    """Headers of requests whose values are sent in `ce-metadata`. Names of credentials are refused.
-    Default: `[]`."""
+    """Headers of requests in `ce-metadata`; never those of credentials. Default: `[]`."""
     attributes: Mapping[AttributeName, Scalar] = Field(default_factory=dict)
-    """Further attributes of the events, or other values of `source`, `inferenceservicename`,
-    `namespace`, `component` and `endpoint`. Default: `{}`."""
+    """Further attributes, or other values of `source`, `inferenceservicename`, `namespace`,
+    `component` and `endpoint`. Default: `{}`."""
     request_headers: Mapping[FieldName, HeaderValue] = Field(default_factory=dict, repr=False)
-    """Headers of each request to the sink, such as credentials. Default: `{}`."""
+    """Headers of requests to the sink, such as credentials. Default: `{}`."""
     tls: TlsConfig | None = None
-    """TLS to the sink, for `https` and Kafka. Default: none, which verifies `https` servers by the
-    authorities of the system, and leaves Kafka without TLS."""
+    """TLS to `https` and Kafka sinks. Default: none, which verifies `https` by the authorities
+    of the system."""
     timeout: Duration = Field(10.0, gt=0)
     """Longest time of one attempt. Default: `10s`."""
     attempts: int = Field(5, ge=1, le=100)
-    """Most attempts to send an event, with pauses of 1 s to 60 s between them. Default: `5`."""
+    """Most attempts to send an event, with pauses of 1 s to 60 s. Default: `5`."""
     concurrency: int = Field(8, ge=1, le=1024)
     """Most attempts at the same time. Default: `8`."""
     outbox_bytes: Size = Field(64 * _MIB, ge=1)
-    """Bytes of calls that may wait for the sink, in all workers together. The events of further
-    calls are dropped with the reason `outbox`. Default: `64MiB`."""
+    """Bytes of calls that may wait for the sink, in all workers together. Further ones are
+    dropped, with the reason `outbox`. Default: `64MiB`."""
     batch: EventBatchConfig = EventBatchConfig()
-    """Size and age of the objects that are written."""
+    """Size and age of objects."""
     format: Literal["parquet", "jsonl"] = "parquet"
     """Format of objects. `parquet` needs the extra `parquet`. Default: `parquet`."""
 
@@ -162,7 +160,7 @@ EVENTS: Final = Setting[Mapping[str, EventSinkConfig]](
     key="events",
     type=Mapping[Name, EventSinkConfig],
     default={},
-    help="Sinks of payload events, by a name of your choice. Default: none.",
+    help="Sinks of payload events, by name. Default: none.",
     places=("top",),
 )
 

@@ -34,39 +34,37 @@ class RecordingConfig(Model):
 
     directory: Folder | None
     percent: float = Field(100.0, gt=0, le=100)
-    """Share of the inferences to record. A sequence is recorded whole or not at all.
-    Default: `100.0`."""
+    """Share of the inferences. A sequence is recorded whole or not at all. Default: `100.0`."""
     payload: PayloadChoice = "none"
-    """What is written of the elements of tensors: nothing, a keyed hash, or all of them. `full`
-    also writes the texts of errors. Default: `none`."""
+    """What is written of the elements of tensors: nothing, a keyed hash, or all. `full` also
+    writes the texts of errors. Default: `none`."""
     tensors: Mapping[Name, PayloadChoice] = Field(default_factory=dict)
-    """The same for single tensors, by name. Default: `{}`."""
+    """`payload` of single tensors, by name. Default: `{}`."""
     parameters: Literal["none", "full"] = "none"
     """Whether parameters of requests and replies are written. Default: `none`."""
     headers: tuple[Text, ...] = ()
-    """Headers of requests to write. Names of credentials are refused. Default: `[]`."""
+    """Headers of requests to write; never those of credentials. Default: `[]`."""
     wire: bool = False
-    """Write the messages of clients too, refused requests included. Needs `payload: full`.
-    Default: `false`."""
+    """Write clients' messages too, with refused requests. Needs `payload: full`. Default:
+    `false`."""
     segment_bytes: Size = Field(256 * _MIB, ge=_MIB)
     """Size at which a file is sealed. Default: `256MiB`."""
     segment_time: Duration = Field(3600.0, gt=0)
     """Time after which a file is sealed. Default: `1h`."""
     max_bytes: Size = Field(4096 * _MIB, ge=_MIB)
-    """Largest size of all files together. Default: `4GiB`."""
+    """Most bytes of all files. Default: `4GiB`."""
     when_full: Literal["rotate", "stop"] = "rotate"
-    """At `max_bytes`: remove the oldest file, or stop recording. It always stops while less than
-    10 % of the disk is free. Default: `rotate`."""
+    """At `max_bytes`: remove the oldest file, or stop. It always stops while less than 10 % of
+    the disk is free. Default: `rotate`."""
     outbox_bytes: Size = Field(64 * _MIB, ge=1)
     """Bytes of calls that may wait for the disk in each worker. Further ones are dropped, and
     counted. Default: `64MiB`."""
     upload: Text | None = None
-    """URL that sealed files are copied to: `s3://BUCKET/PREFIX`, `gs://`, `az://` or
-    `file:///FOLDER`. All but the last need the extra `objects`, and the package of the store.
-    Default: none."""
+    """Where sealed files are copied: `s3://BUCKET/PREFIX`, `gs://`, `az://` or `file:///FOLDER`.
+    All but the last need the extra `objects`, and the package of the store. Default: none."""
     keep_local: Duration | None = None
-    """Time after which a file that was uploaded is removed here. Needs `upload`. Default: none, so
-    files stay until `max_bytes`."""
+    """When an uploaded file is removed here. Needs `upload`. Default: none: they stay until
+    `max_bytes`."""
     # A retired key, see retired.py.
     min_free: float = Field(10.0, ge=0, lt=100)
 
@@ -81,13 +79,12 @@ class CaptureConfig(RecordingConfig):
     """Recording of inferences with their replies, for `gateway capture` and `gateway replay`."""
 
     directory: Folder
-    """Directory of the files, relative to the configuration file. Only the user of the gateway can
-    read it."""
+    """Directory of the files, which only this user can read."""
     enabled: bool = True
-    """Whether recording begins with the gateway. `gateway capture start` and `stop` change it while
-    the gateway runs. Default: `true`."""
+    """Whether it begins with the gateway. `gateway capture start` and `stop` change it. Default:
+    `true`."""
     models: Annotated[Names, NameOf("model")] = ()
-    """Models to record. Default: `[]`, which records all models."""
+    """Models to record. Default: `[]`, which means all."""
 
 
 class MigrationCaptureConfig(RecordingConfig):
@@ -97,8 +94,8 @@ class MigrationCaptureConfig(RecordingConfig):
     """
 
     directory: Folder | None = None
-    """Directory of the files, relative to the configuration file. No other recording may use it.
-    Default: `captures/NAME` in `state.directory`."""
+    """Directory of the files, of no other recording. Default: `captures/NAME` in
+    `state.directory`."""
     wire: bool = False
     """Write the messages of clients too. Needs `payload: full`. Default: `false`."""
 
@@ -107,32 +104,32 @@ class StockConfig(Model):
     """Counts of who calls what, for `gateway stock`. Needs `state`."""
 
     clients: Literal["full", "prefix", "hash", "none"] = "full"
-    """What is kept of the addresses of clients: all, the network (/24 or /48), a hash with a new
-    key in each process, or nothing. Default: `full`."""
+    """What is kept of clients' addresses: all, the network (/24 or /48), a hash with a new key
+    in each process, or nothing. Default: `full`."""
 
 
 class CompareRuleConfig(Model):
     """How one output of a model is compared. All conditions that are present must hold."""
 
     atol: float | None = Field(None, ge=0)
-    """With `rtol`, the largest difference of each element: `atol + rtol * abs(old)`. Default: the
+    """With `rtol`, the largest difference of an element: `atol + rtol * abs(old)`. Default: the
     tolerance of the datatype, or 0 if the rule has another condition."""
     rtol: float | None = Field(None, ge=0)
     """See `atol`. Default: see `atol`."""
     fraction: float = Field(0.0, ge=0, lt=1)
-    """Share of the elements that may break `atol`, `rtol` or `ulp`. Default: `0.0`."""
+    """Share of elements that may break `atol`, `rtol` or `ulp`. Default: `0.0`."""
     ulp: int | None = Field(None, ge=0)
-    """Largest number of representable values between two elements. Default: no such condition."""
+    """Most representable values between two elements. Default: any."""
     cosine: float | None = Field(None, ge=-1, le=1)
-    """Least cosine of each vector of the last axis. Default: no such condition."""
+    """Least cosine of each vector of the last axis. Default: any."""
     top_k: int | None = Field(None, ge=1)
-    """Number of the largest elements that must be the same. Default: no such condition."""
+    """How many largest elements must be the same. Default: none."""
     axis: int = -1
     """Axis of `top_k`. Default: `-1`."""
     order: bool = False
     """Whether `top_k` also compares the order. Default: `false`."""
     text: Literal["exact", "nfc", "casefold", "whitespace", "json"] | None = None
-    """How elements of BYTES are normalised before they are compared. Default: `exact`."""
+    """How elements of BYTES are normalised first. Default: `exact`."""
     nan: Literal["equal", "differ"] = "equal"
     """Whether NaN equals NaN. Default: `equal`."""
     datatype: Literal["exact", "widen"] = "exact"
@@ -140,8 +137,8 @@ class CompareRuleConfig(Model):
     shape: Literal["exact", "squeeze"] = "exact"
     """Whether axes of size 1 matter. Default: `exact`."""
     rule: Name | None = None
-    """A `ComparisonRule` of an installed package, by its entry point. Alone it also decides about
-    datatypes and shapes; equal tensors pass it. Default: no such condition."""
+    """The entry point of an installed `ComparisonRule`. Alone it also decides about datatypes
+    and shapes; equal tensors pass it. Default: none."""
 
 
 RuleChoice = Literal["exact", "ignore"] | CompareRuleConfig
@@ -151,10 +148,10 @@ class CompareConfig(Model):
     """How the replies of two servers are compared. Floats have a tolerance by default."""
 
     default: RuleChoice = CompareRuleConfig()
-    """Rule of outputs without their own. Its tolerance applies to floats only; everything else must
-    be equal. Default: 1e-5 for FP32 and FP64, 1e-3 for FP16, 1e-2 for BF16."""
+    """Rule of outputs without their own. A tolerance applies to floats only; all else must be
+    equal. Default: tolerances by datatype."""
     outputs: Mapping[Name, RuleChoice] = Field(default_factory=dict)
-    """Rules by output: `exact`, `ignore`, or conditions. Default: `{}`."""
+    """Rules by output. Default: `{}`."""
 
     @property
     def ignores_all(self) -> bool:
@@ -173,11 +170,10 @@ class ErrorsGuardConfig(Model):
     """Guard of the errors of the new server."""
 
     below: Share | None = Field(None, gt=0, lt=1)
-    """Share of the calls that may fail at the new server alone, or with an error of a server.
-    Default: no such limit."""
+    """Share of calls that may fail at the new server alone, or with an error of a server.
+    Default: any."""
     above_old: Share | None = Field(None, gt=0, lt=1)
-    """Largest share of failed calls at the new server, less that at the old one. Any error counts.
-    Default: no such limit."""
+    """Largest share of failed calls at the new server, less that at the old one. Default: any."""
 
 
 DEFAULT_MISMATCH: Final = MismatchGuardConfig(below=0.02)
@@ -202,10 +198,9 @@ class LatencyGuardConfig(Model):
     """Guard of the times of the new server."""
 
     p99: Duration | None = Field(None, gt=0)
-    """Largest 99th percentile. Default: no such limit."""
+    """Largest 99th percentile. Default: any."""
     p99_ratio: float | None = Field(None, gt=0)
-    """Largest 99th percentile as a multiple of that of the old server, for the same calls.
-    Default: no such limit."""
+    """The same as a multiple of that of the old server, for the same calls. Default: any."""
 
 
 class GuardsConfig(Model):
@@ -215,15 +210,15 @@ class GuardsConfig(Model):
         MismatchGuardConfig | Literal["off"], BeforeValidator(_or_default_mismatch), OFF_OR_FALSE
     ] = DEFAULT_MISMATCH
     """Limit of replies that differ in values or structure. With `off`, a cut-over goes on to a
-    server with wrong results. Where `compare` ignores all outputs there is none. Default: `{below:
-    2%}`."""
+    server with wrong results. Where `compare` ignores all outputs there is none. Default:
+    `{below: 2%}`."""
     errors: Annotated[
         ErrorsGuardConfig | Literal["off"], BeforeValidator(_or_default_errors), OFF_OR_FALSE
     ] = DEFAULT_ERRORS
     """Limits of errors. With `off`, a cut-over goes on to a server that fails all calls. Default:
     `{above_old: 2%}`."""
     latency: LatencyGuardConfig | None = None
-    """Limits of times. Default: no such guard."""
+    """Limits of times. Default: none."""
 
     @property
     def mismatch_limit(self) -> float | None:
@@ -250,33 +245,32 @@ class CutoverConfig(Model):
     """When the target `new` gets which share of the calls, and when it loses them again."""
 
     steps: tuple[float, ...] = (1.0, 5.0, 25.0, 50.0, 100.0)
-    """Percentages of the calls that go to `new`, one after the other, up to 100. Before the first
-    step `new` has shadow calls only. Default: `[1.0, 5.0, 25.0, 50.0, 100.0]`."""
+    """Percentages of the calls that go to `new`, one after the other, up to 100. Before them it
+    has shadow calls only. Default: `[1.0, 5.0, 25.0, 50.0, 100.0]`."""
     bake: Duration = 600.0
-    """Least time of each step with calls. Time without calls does not count. Default: `10m`."""
+    """Least time of a step with calls. Default: `10m`."""
     min_calls: int = Field(500, ge=0)
-    """Least number of successful replies that clients got from `new` in each step. While calls are
-    only mirrored, compared replies count. Default: `500`."""
+    """Least successful replies of `new` to clients in each step, or compared replies while calls
+    are only mirrored. Default: `500`."""
     max_wait: Duration = Field(21600.0, gt=0)
-    """Time after which a step that does not advance is paused. Default: `6h`."""
+    """When a step that does not advance is paused. Default: `6h`."""
     approve: tuple[float, ...] = ()
     """Steps that begin only after `gateway cutover approve`. Default: `[]`."""
     sticky: Annotated[Text, Field(pattern=STICKY)] = "client"
-    """Whose calls go to the same target while the share stays: `client` for the address of the
-    client, `header:NAME`, or `none` for single calls. Default: `client`."""
+    """Whose calls go to the same target while the share stays: `client` for the address,
+    `header:NAME`, or `none` for single calls. Default: `client`."""
     on_trip: Literal["rollback", "pause"] = "rollback"
-    """What happens when a guard trips. Both send all calls to `old`: `rollback` ends the cut-over,
-    and `pause` waits for `gateway cutover resume` at the step that tripped. Default: `rollback`."""
+    """What a guard does. Both send all calls to `old`: `rollback` ends the cut-over, and `pause`
+    waits for `gateway cutover resume`, at the step that tripped. Default: `rollback`."""
     coordinate: Literal["none", "file", "kubernetes"] = "none"
-    """How several gateways of one migration agree: by a directory that all of them share, or by a
-    Lease and a ConfigMap in the namespace of their pods. Default: `none`, for a single gateway."""
+    """How several gateways agree: by a directory that all share, or by a Lease and a ConfigMap
+    in the namespace of their pods. Default: `none`, for a single one."""
     directory: Folder | None = None
-    """Directory of the files of the cut-over, relative to the configuration file. `coordinate:
-    file` needs it, shared by all gateways; `kubernetes` has none. Default: `cutover` in
-    `state.directory`."""
+    """Directory of its files. `coordinate: file` needs it, shared by all; `kubernetes` has none.
+    Default: `cutover` in `state.directory`."""
     guards: GuardsConfig = GuardsConfig()
-    """Limits that the cut-over keeps, and that `gateway replay`, `gateway diff` and
-    `gateway report` judge."""
+    """Limits that the cut-over keeps, and `gateway replay`, `gateway diff` and `gateway report`
+    judge."""
 
     @model_validator(mode="after")
     def _check_steps(self) -> CutoverConfig:
@@ -305,53 +299,50 @@ class SampleConfig(Model):
     """Most calls in a second, in each worker. Further ones are dropped, with the reason `rate`.
     Default: `200.0`."""
     first: int = Field(20, ge=0, le=100_000)
-    """Number of first calls of each client, protocol, model and signature of the inputs that are
-    chosen, too. Default: `20`."""
+    """Further first calls of each client, protocol, model and signature of the inputs. Default:
+    `20`."""
 
 
 class MirrorConfig(Model):
     """How the calls are put to the other target. No client waits for that."""
 
     timeout: Duration | None = Field(None, gt=0)
-    """Longest time of a shadow call. Default: twice the time of the client's call, from 1 s to
-    10 s."""
+    """Longest time of a shadow call. Default: twice that of the client's call, 1 s to 10 s."""
     in_flight: int = Field(32, ge=1, le=1024)
     """Most shadow calls at the same time. Default: `32`."""
     sequences: Literal["skip", "whole"] = "skip"
-    """Whether sequences are compared: not at all, or whole, in order, at one endpoint and under the
-    same id. `whole` needs two different servers. Default: `skip`."""
+    """Whether sequences are compared: not at all, or whole, in order, at one endpoint and under
+    the same id, which needs two servers. Default: `skip`."""
     streams: Literal["join", "items"] = "join"
-    """How streams of replies are compared. `join` compares BYTES joined over all replies of a
-    stream, `items` each reply, and wants as many of them. Default: `join`."""
+    """How streams are compared: BYTES joined over all replies, or each reply, of which there
+    must be as many. Default: `join`."""
     large: Literal["tee", "skip"] = "tee"
-    """`tee` keeps a copy of bodies that are forwarded while they arrive, `skip` leaves such calls
-    out. Default: `tee`."""
+    """Whether bodies that are forwarded while they arrive are copied, or their calls left out.
+    Default: `tee`."""
 
 
 class NoiseConfig(Model):
     """Second calls to the old target, which show how much its own replies differ."""
 
     percent: float = Field(1.0, gt=0, le=100)
-    """Share of the compared calls that the old target gets once more. Default: `1.0`."""
+    """Share of compared calls that the old target gets once more. Default: `1.0`."""
 
 
 class MigrationConfig(Model):
     """A migration from an old to a new target of a route.
 
-    Calls that one target answers are also put to the other one, and the replies are compared.
-    Without `route` it has rules for `gateway replay --compare FILE#NAME` only.
+    Calls that one target answers are also put to the other, and the replies are compared. Without
+    `route` it has rules for `gateway replay --compare FILE#NAME` only.
     """
 
     route: Annotated[Name, NameOf("route")] | None = None
     """Route whose calls migrate. It needs explicit targets. Default: none, for offline use."""
     old: Name | None = None
-    """Target that clients use today, by its name in logs: `UPSTREAM/MODEL:VERSION`, as far as the
-    target has them, and `local/MODEL` for a model of the gateway. It is required with `route`.
-    Default: none."""
+    """Target of today, by its name in logs: `UPSTREAM/MODEL:VERSION`, as far as the target has
+    them, or `local/MODEL`. Required with `route`. Default: none."""
     new: Name | None = None
-    """Target that replaces it, likewise. With `cutover` its weight in the route is 0, and the
-    cut-over alone changes it. It is required with `route`, unless there is only a `capture`.
-    Default: none."""
+    """Target that replaces it. With `cutover` its weight is 0, and the cut-over alone changes
+    it. Required with `route`, unless there is only a `capture`. Default: none."""
     sample: SampleConfig = SampleConfig()
     """Which calls are compared: the same at all replicas, and after a restart."""
     mirror: MirrorConfig = MirrorConfig()
@@ -361,10 +352,10 @@ class MigrationConfig(Model):
     compare: CompareConfig = CompareConfig()
     """Rules of the outputs."""
     capture: MigrationCaptureConfig | None = None
-    """Recording of the calls of the route. `{}` switches it on. It also says which elements of
-    compared calls may be shown. Default: none; `capture` of the file says what may be shown."""
+    """Recording of the calls of the route. `{}` switches it on. It also says which elements may
+    be shown. Default: none; `capture` of the file says what may be shown."""
     cutover: CutoverConfig | None = None
-    """Steps and guards of the new target. Default: replies are compared, and no call moves."""
+    """Steps and guards of the new target. Default: none; no call moves."""
 
     @property
     def guards(self) -> GuardsConfig:
@@ -413,7 +404,7 @@ MIGRATIONS: Final = Setting[Mapping[str, MigrationConfig]](
     key="migrations",
     type=Mapping[Name, MigrationConfig],
     default={},
-    help="Migrations from an old to a new server, by a name of your choice. Default: none.",
+    help="Migrations from an old to a new server, by name. Default: none.",
     places=("top",),
     needs_restart=True,
 )

@@ -69,14 +69,14 @@ class CacheConfig(Model):
     """Response cache, for models whose outputs depend on the request alone."""
 
     max_bytes: Size = 64 << 20
-    """Largest size of the responses that a worker stores for the model. The least recently used
-    are removed first. Default: `64MiB`."""
+    """Most bytes of stored responses in a worker. The least recently used go first. Default:
+    `64MiB`."""
     max_age: Duration = 60.0
-    """Time for which a stored response is used. Default: `60s`."""
+    """How long a response is used. Default: `60s`."""
     apart: Literal["none", "group", "client"] = "none"
-    """Who never gets the response to another: clients of different groups, or different clients.
+    """Who never gets another's response: clients of different groups, or different clients.
     `client` also hides by the time of a response what others have sent. Default: `none`, which
-    shares the responses of all clients."""
+    shares all."""
 
 
 CACHE: Final = Setting[CacheConfig | None](
@@ -84,7 +84,7 @@ CACHE: Final = Setting[CacheConfig | None](
     type=CacheConfig | None,
     default=None,
     help="Response cache, for models whose outputs depend on the request alone. `{}` switches it "
-    "on. Default: no cache.",
+    "on. Default: none.",
     places=("model",),
 )
 

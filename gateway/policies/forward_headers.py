@@ -66,12 +66,11 @@ FORWARD_HEADERS: Final = Setting[tuple[str, ...]](
     type=Names,
     default=(),
     help=(
-        "Names of client headers that are forwarded, or `x-*` for all that begin with `x-`. Of "
-        "credentials only `authorization` is forwarded, if it stands here in full. Values of names "
-        "that end with `-bin` are bytes over gRPC and base64 over HTTP. Other values that are not "
-        "printable ASCII are percent-encoded, with each `%` in them. Names that begin with "
-        "`triton_` are refused. Tracing headers are always forwarded, and HTTP servers get the "
-        "request id. Default: `[]`."
+        "Client headers that are forwarded; `x-*` are all that begin with `x-`. Of "
+        "credentials only `authorization` is, if it stands here in full. Values of `-bin` "
+        "names are bytes over gRPC and base64 over HTTP; others that are not printable "
+        "ASCII are percent-encoded, with each `%`. Names with `triton_` are refused. "
+        "Tracing headers are always forwarded. Default: `[]`."
     ),
     places=("upstream",),
 )
@@ -80,9 +79,9 @@ CLIENT_HEADER: Final = Setting[str | None](
     type=HeaderName | None,
     default=None,
     help=(
-        "Header with the name of the client, which replaces what the caller sent there. `%`, "
-        "spaces at its ends and all but printable ASCII are percent-encoded: `J%C3%BCrgen`. "
-        "Clients then share neither batches nor cached responses. Default: none."
+        "Header with the name of the client, in place of what the caller sent. `%`, spaces "
+        "at its ends and all but printable ASCII are percent-encoded. Clients then share "
+        "neither batches nor cached responses. Default: none."
     ),
     places=("upstream",),
 )

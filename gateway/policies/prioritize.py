@@ -21,11 +21,10 @@ PRIORITY: Final = Setting[str](
     type=Annotated[Text, Field(pattern=QUEUE_PRIORITY)],
     default="normal",
     help=(
-        "Priority of the inferences of this route in the queues of upstreams and of "
-        "`adaptive_concurrency`: `high`, `normal` or `low`. Those of a higher one are served "
-        "first, and take the place of others in a full queue. With `header:NAME` the header of "
-        "each inference has it, else `normal`, and it also counts in the queue of this route. "
-        "Default: `normal`."
+        "Priority in the queues of upstreams and of `adaptive_concurrency`: `high`, "
+        "`normal` or `low`. Higher ones are served first, and take the place of others in a "
+        "full queue. With `header:NAME` each inference has that of its header, else "
+        "`normal`, also in the queue of this route. Default: `normal`."
     ),
     places=("route",),
 )

@@ -41,12 +41,12 @@ class TensorNamesConfig(Model):
     """Translation of tensor names, and of shapes of outputs, between client and target."""
 
     inputs: Mapping[Name, Name] = Field(default_factory=dict)
-    """Input names of the client, each with the name at the target. Default: the same names."""
+    """The client's names, each with that of the target. Default: the same names."""
     outputs: Mapping[Name, Name] = Field(default_factory=dict)
-    """Output names of the client, each with the name at the target. Default: the same names."""
+    """The client's names, each with that of the target. Default: the same names."""
     shapes: Mapping[Name, tuple[Annotated[int, Field(ge=-1)], ...]] | None = None
     """Shapes in which clients get outputs, by the client's name, if the target has more or fewer
-    axes of size 1. One axis may be `-1`, for any size. Default: the shapes of the target."""
+    axes of size 1. One axis may be `-1`. Default: those of the target."""
 
     @model_validator(mode="after")
     def _check_shapes(self) -> TensorNamesConfig:
@@ -60,7 +60,7 @@ TENSORS: Final = Setting[TensorNamesConfig](
     key="tensors",
     type=TensorNamesConfig,
     default=TensorNamesConfig(),
-    help="Tensor names, and shapes of outputs, that differ between the client and the target.",
+    help="Names of tensors, and shapes of outputs, that differ from the client's.",
     places=("target",),
 )
 

@@ -30,7 +30,7 @@ SIGNATURE: Final = Setting[SignatureConfig | None](
     key="signature",
     type=SignatureConfig | None,
     default=None,
-    help="Inputs, outputs and other metadata. Default: the metadata of the model itself.",
+    help="Inputs, outputs and other metadata. Default: that of the model.",
     places=("model",),
 )
 

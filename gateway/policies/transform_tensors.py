@@ -28,8 +28,8 @@ TRANSFORM: Final = Setting[str | None](
     type=Name | None,
     default=None,
     help=(
-        "What changes requests for the target and its replies: a `TensorTransform` of an installed "
-        "package, by its entry point. Default: none."
+        "What changes requests and replies: the entry point of an installed "
+        "`TensorTransform`. Default: none."
     ),
     places=("target",),
 )

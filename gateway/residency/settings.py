@@ -49,35 +49,33 @@ class ResidencyConfig(Model):
     models: Annotated[int, Field(ge=1)] | None = None
     """Most models at each endpoint. Default: none."""
     memory: Size | None = None
-    """Memory for models at each endpoint, of which each model needs its `cost`. Default: none."""
+    """Memory for models at each endpoint, of which each needs its `cost`. Default: none."""
     cost: Mapping[Name, Size] = Field(default_factory=dict)
-    """Memory that models need, by name. Default: `default_cost` for each of them."""
+    """Memory of models, by name. Default: `default_cost`."""
     default_cost: Size | None = None
-    """Memory that a model without a `cost` needs. It is required with `memory`. Default: none."""
+    """Memory of a model without a `cost`; required with `memory`. Default: none."""
     pinned: Names = ()
-    """Models that are loaded at the start, and never unloaded for others. Default: `[]`."""
+    """Models that are loaded at the start, and stay. Default: `[]`."""
     allow: Names = ("*",)
-    """Patterns of the names of models that calls may load. Others are served while they are loaded.
-    Default: `["*"]`."""
+    """Patterns of models that calls may load. Others are served while loaded. Default: `["*"]`."""
     copies: Annotated[int, Field(ge=1)] | Mapping[Text, Annotated[int, Field(ge=1)]] = 1
-    """Number of endpoints that hold a model, or numbers by patterns of names, of which the first
-    that fits counts. Default: `1`."""
+    """Endpoints that hold a model, or numbers by patterns of names, of which the first that fits
+    counts. Default: `1`."""
     loads: Annotated[int, Field(ge=1)] = 1
     """Loads at the same time at one endpoint. Default: `1`."""
     load_timeout: Duration = Field(60.0, gt=0)
     """Longest time of a load. Default: `60s`."""
     wait: Duration = Field(30.0, gt=0)
-    """Longest wait of a call for its model. The deadline of the call may be earlier.
-    Default: `30s`."""
+    """Longest wait of a call for its model. Default: `30s`."""
     queued: Annotated[int, Field(ge=1)] = 256
-    """Calls that may wait for models. More are refused as overloaded. Default: `256`."""
+    """Calls that may wait. More are refused as overloaded. Default: `256`."""
     drain_after: Duration = 1.0
-    """Wait of a call, while all models are in use, after which the least recently used one gets no
-    new calls and is unloaded at the end of those that run. Default: `1s`."""
+    """Wait of a call, while all models are in use, after which the least recently used one gets
+    no new calls and is unloaded at the end of its running ones. Default: `1s`."""
     idle: IdleTime = None
     """Time without calls after which a model is unloaded. Default: `never`."""
     retry_failed: Duration = 10.0
-    """Pause after a load that failed. Calls of the model fail meanwhile. Default: `10s`."""
+    """Pause after a failed load, in which calls of the model fail. Default: `10s`."""
 
     @model_validator(mode="after")
     def _check_room(self) -> ResidencyConfig:
@@ -131,13 +129,12 @@ class ResidencyConfig(Model):
 
 
 _HELP: Final = (
-    "Models that calls load, where the server has less memory than models. It needs model control "
-    "of the server, such as Triton's mode `explicit`. Default: none; models are loaded as the "
-    "server does it."
+    "Models that calls load, where the server has less memory than models. It needs model "
+    "control, such as Triton's mode `explicit`. Default: none."
 )
 _LOCAL_HELP: Final = (
-    "Models of the gateway itself that calls load, with the same keys as for an upstream. Default: "
-    "none; all models are loaded at the start."
+    "Models of the gateway itself that calls load, with the keys of an upstream's. Default: "
+    "none; all are loaded at the start."
 )
 
 RESIDENCY: Final[Setting[ResidencyConfig | None]] = Setting(

@@ -30,16 +30,16 @@ READINESS: Final = Setting[Literal["any", "all"]](
     key="readiness",
     type=Literal["any", "all"],
     default="any",
-    help="Whether one target or all must be ready for the route to be ready. Default: `any`.",
+    help="Whether one target or all must be ready for the route to be. Default: `any`.",
     places=("route",),
 )
 STICKY_BY: Final = Setting[str | None](
     key="sticky_by",
     type=CallKey | None,
     default=None,
-    help="Key whose calls always go to the same target: `client` for the name of the client, "
-    "`address` for its IP address, `model`, or `header:NAME`. Weights decide about keys, and about "
-    "calls without the header. Default: each call goes by weight.",
+    help="Key whose calls always go to the same target: `client` for the client's name, "
+    "`address` for its IP address, `model`, or `header:NAME`. Weights decide about keys, "
+    "and about calls without the header. Default: each call goes by weight.",
     places=("route",),
 )
 

@@ -227,7 +227,7 @@ FieldName = Annotated[str, StringConstraints(pattern=HEADER_NAME, max_length=255
 """The name of a header, with its capitals."""
 _LIST = WithJsonSchema(
     {
-        "$comment": "text or list of texts",
+        "$comment": "texts",
         "anyOf": [_SCALAR, {"type": "array", "items": _SCALAR}],
     }
 )

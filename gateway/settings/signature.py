@@ -19,29 +19,27 @@ class TensorConfig(Model):
     """Datatype of Open Inference: `BOOL`, `UINT8` to `UINT64`, `INT8` to `INT64`, `FP16`, `FP32`,
     `FP64`, `BF16` or `BYTES`."""
     shape: tuple[int, ...]
-    """Dimensions, batch axis included. `-1` stands for a variable dimension."""
+    """Dimensions, batch axis included; `-1` is variable."""
 
 
 class SignatureConfig(Model):
-    """Metadata of a model, for servers that report none or that report it wrong.
+    """Metadata of a model, for servers that report none or report it wrong.
 
-    At least one key is required. The keys replace parts of the metadata of the server. With both
-    `inputs` and `outputs` the gateway works without the metadata of the server.
+    The keys replace parts of what the server reports; one is required. With both `inputs` and
+    `outputs` the gateway needs no metadata of the server.
     """
 
     inputs: tuple[TensorConfig, ...] | None = None
-    """Inputs of the model, in order. Default: the inputs that the server reports."""
+    """Inputs, in order. Default: what the server reports."""
     outputs: tuple[TensorConfig, ...] | None = None
-    """Outputs of the model, in order. Default: the outputs that the server reports."""
+    """Outputs, in order. Default: what the server reports."""
     max_batch_size: int | None = Field(None, ge=0)
-    """Largest batch, on the first axis of every shape. `0` stands for a model without a batch
-    axis. Default: the value that the server reports, or unknown."""
+    """Largest batch, on the first axis of every shape. `0` means no batch axis. Default: what
+    the server reports, or unknown."""
     labels: Mapping[Name, tuple[Text, ...]] = Field(default_factory=dict)
-    """Class names of outputs, by the name of the output, in the order of the classes. Default: the
-    labels of the server."""
+    """Class names of outputs, by output, in order. Default: those of the server."""
     stateful: bool | None = None
-    """Whether the requests of the model belong to sequences. Default: the value that the server
-    reports, or `false`."""
+    """Whether requests belong to sequences. Default: what the server reports, or `false`."""
 
     @property
     def is_complete(self) -> bool:

@@ -238,8 +238,8 @@ AUTHORISER: Final = Setting[str | None](
     key="authoriser",
     type=Name | None,
     default=None,
-    help="What decides about each call, after the rules: an `Authoriser` of an installed package, "
-    "by its entry point. Default: none.",
+    help="What decides about each call, after the rules: the entry point of an installed "
+    "`Authoriser`. Default: none.",
     places=("listener",),
 )
 

@@ -28,21 +28,20 @@ class BatchingConfig(Model):
     """Dynamic batching: requests of several clients are merged along the batch axis into one."""
 
     max_batch_size: int | None = Field(None, ge=2)
-    """Most rows of a batch, as far as the model allows. Default: the `max_batch_size` of the model,
-    or 64 if it is unknown."""
+    """Most rows of a batch, as far as the model allows. Default: that of the model, or 64."""
     max_delay: Duration = 0.001
-    """Longest time that a request waits for others. `0s` merges only requests that arrive while
-    the model is busy. Default: `1ms`."""
+    """Longest wait of a request for others. `0s` merges only those that arrive while the model
+    is busy. Default: `1ms`."""
     max_bytes: Size = 16 << 20
-    """Largest size of the inputs of a batch, in bytes. Default: `16MiB`."""
+    """Largest inputs of a batch. Default: `16MiB`."""
     preferred_sizes: tuple[Annotated[int, Field(ge=1)], ...] = ()
-    """Numbers of rows at which a batch is sent without waiting for more. Default: `[]`."""
+    """Rows at which a batch is sent at once. Default: `[]`."""
     in_flight: int | None = Field(None, ge=1)
-    """Most batches that the model processes at the same time. Default: the number of instances of
-    the model, or 2 for a model of an upstream."""
+    """Most batches at the model at the same time. Default: the instances of the model, or 2 for
+    one of an upstream."""
     apart: Literal["none", "group", "client"] = "none"
-    """Whose requests are never merged: those of clients of different groups, or of different
-    clients. Default: `none`, which merges those of all clients."""
+    """Whose requests are never merged: those of different groups, or of different clients.
+    Default: `none`, which merges all."""
 
     @model_validator(mode="after")
     def _check_preferred_sizes(self) -> "BatchingConfig":
@@ -57,7 +56,7 @@ BATCHING: Final = Setting[BatchingConfig | None](
     key="batching",
     type=BatchingConfig | None,
     default=None,
-    help="Dynamic batching. `{}` switches it on with its defaults. Default: no batching.",
+    help="Dynamic batching. `{}` switches it on. Default: none.",
     places=("model",),
 )
 

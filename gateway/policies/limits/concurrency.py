@@ -20,7 +20,7 @@ IN_FLIGHT: Final = Setting[int | None](
     key="in_flight",
     type=Annotated[int, Field(ge=1)] | None,
     default=None,
-    help="Most inferences of a route that are processed at the same time. Default: no such limit.",
+    help="Most inferences of a route at the same time. Default: no limit.",
     places=("policies",),
 )
 ROUTE_IN_FLIGHT: Final = Setting[int | None](
@@ -35,8 +35,8 @@ QUEUED: Final = Setting[int](
     type=Annotated[int, Field(ge=0)],
     default=1024,
     help=(
-        "Most inferences of a route that wait because `in_flight` is reached. Further ones are "
-        "refused as overloaded. Default: `1024`."
+        "Most inferences of a route that wait for `in_flight`. Further ones are refused as "
+        "overloaded. Default: `1024`."
     ),
     places=("policies",),
 )
@@ -45,8 +45,8 @@ QUEUE_WAIT: Final = Setting[float | None](
     type=Duration | None,
     default=None,
     help=(
-        "Longest wait of an inference in the queue. It is then refused as overloaded. Default: "
-        "until its deadline, which is that of the client or the route's timeout."
+        "Longest wait in that queue, after which an inference is refused as overloaded. "
+        "Default: until its deadline: the client's or the route's timeout."
     ),
     places=("policies",),
 )
@@ -55,9 +55,9 @@ QUEUE_TARGET: Final = Setting[float | None](
     type=Duration | None,
     default=None,
     help=(
-        "Longest time in a queue that has not been empty for `queue_wait`, or for 1 s if that is "
-        "not set. Inferences that wait longer are refused as overloaded, the oldest first (CoDel). "
-        "Default: no such rule."
+        "Longest wait in a queue that has not been empty for `queue_wait`, else 1 s. "
+        "Inferences that wait longer are refused as overloaded, the oldest first (CoDel). "
+        "Default: no limit."
     ),
     places=("policies",),
 )

@@ -22,9 +22,9 @@ TIMEOUT: Final = Setting[float](
     type=Duration,
     default=60.0,
     help=(
-        "Longest time until the response, or until the first response of a stream. Time in queues "
-        "of the gateway counts. A client may ask for less. `0s` sets no limit. It does not apply "
-        "to loads and unloads of models. Default: `60s`."
+        "Longest time until the response, or the first one of a stream, with the wait in "
+        "queues. A client may ask for less. `0s` sets no limit. Loads and unloads of models "
+        "have none. Default: `60s`."
     ),
     places=("policies",),
 )
@@ -32,17 +32,14 @@ ROUTE_TIMEOUT: Final = Setting[float | None](
     key="timeout",
     type=Duration | None,
     default=None,
-    help=(
-        "Longest time until the response, as `policies.timeout`. `0s` sets no limit. Default: "
-        "`policies.timeout`."
-    ),
+    help=("Longest time until the response. Default: `policies.timeout`."),
     places=("route",),
 )
 STREAM_IDLE: Final = Setting[float](
     key="stream_idle",
     type=Duration,
     default=300.0,
-    help="Longest time between two responses of a stream. `0s` sets no limit. Default: `5m`.",
+    help="Longest time between two responses of a stream. `0s`: no limit. Default: `5m`.",
     places=("policies",),
 )
 

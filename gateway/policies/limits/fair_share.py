@@ -48,17 +48,15 @@ class ShareConfig(Model):
     """The part of a route's inferences in flight that callers with the same key may have."""
 
     by: CallKey
-    """Key of a caller: `client` for the name that its credential has, `header:NAME`, such as
-    `header:x-tenant`, `address` for its IP address, or `model`. Callers without the header share
-    one part."""
+    """Key of a caller: `client` for the name of its credential, `header:NAME`, `address`, or
+    `model`. Callers without the header share one part."""
     in_flight: Annotated[Text, Field(pattern=PART)] = "25%"
-    """Most inferences of one key that are processed at the same time, or a percentage of
-    `in_flight` of the route, or of 256 if that is not set. Further ones wait as
-    `policies.queue_wait` allows. Default: `25%`."""
+    """Most inferences of a key at the same time, or a percentage of `in_flight` of the route,
+    else of 256. Others wait as `policies.queue_wait` allows. Default: `25%`."""
     rate: Annotated[Text, Field(pattern=RATE)] | None = None
-    """Most inferences of one key in a second or a minute, such as `200/s`, in each worker. Those of
-    a second may come at once. At most 1000 keys at a time have rates of their own; the others share
-    one. Default: no such limit."""
+    """Most inferences of a key, such as `200/s`, in each worker. Those of a second may come at
+    once. At most 1000 keys at a time have rates of their own; the others share one. Default: no
+    limit."""
     # A retired key, see retired.py.
     burst: int | None = Field(None, ge=1)
 
@@ -81,7 +79,7 @@ SHARE: Final = Setting[ShareConfig | None](
     key="share",
     type=ShareConfig | None,
     default=None,
-    help="Fair shares of the callers of this route. Default: no shares.",
+    help="Fair shares of its callers. Default: none.",
     places=("route",),
 )
 

@@ -45,20 +45,17 @@ class HedgeConfig(Model):
     """
 
     after: Annotated[Text, Field(pattern=HEDGE_AFTER)] = "p95"
-    """Time after which the second attempt begins: `pNN` for a percentile of the last latencies of
-    the route, or a duration. Default: `p95`."""
+    """When the second attempt begins: `pNN` for a percentile of the last latencies, or a
+    duration. Default: `p95`."""
     at_most: float = Field(0.05, gt=0, le=1)
-    """Largest share of the calls that have a second attempt. Default: `0.05`."""
+    """Largest share of calls with a second attempt. Default: `0.05`."""
 
 
 HEDGE: Final = Setting[HedgeConfig | None](
     key="hedge",
     type=HedgeConfig | None,
     default=None,
-    help=(
-        "Second attempts of slow calls. They require `retry: {idempotent: true}`. Default: no "
-        "second attempts."
-    ),
+    help=("Second attempts of slow calls. They need `retry: {idempotent: true}`. Default: none."),
     places=("route",),
 )
 

@@ -49,26 +49,25 @@ class RetryConfig(Model):
         ],
         ...,
     ] = ("unsent",)
-    """Reasons for a retry. `unsent`: the upstream did not receive the call; `connect_failure`: no
-    connection could be opened. `reset_before_answer`: the connection broke. `unavailable` and
-    `overloaded`: the server replied so. `timeout`: the attempt took longer than `per_try_timeout`,
-    or the server replied so. Where a server asks for a pause, the retry goes to another address, or
-    waits if the pause is at most ten times `backoff`. Default: `[unsent]`."""
+    """`unsent`: the upstream did not receive the call. `connect_failure`: no connection could be
+    opened. `reset_before_answer`: the connection broke. `unavailable`, `overloaded`: the server
+    replied so. `timeout`: `per_try_timeout` passed, or the server replied so. Where a server
+    asks for a pause, the retry goes to another address, or waits if it is at most ten times
+    `backoff`. Default: `[unsent]`."""
     attempts: int = Field(2, ge=1, le=5)
-    """Most attempts, the first one included. Default: `2`."""
+    """Most attempts, with the first one. Default: `2`."""
     per_try_timeout: Duration | None = None
-    """Longest time of one attempt. The timeout of the route includes all attempts. Default: no
-    timeout of attempts."""
+    """Longest time of one attempt. The route's timeout includes all. Default: none."""
     backoff: Annotated[BackoffConfig, field_schema(DURATION, "string", "25ms")] = BackoffConfig()
-    """Longest pause before the first retry; each pause is a random time. It doubles with each
-    further retry, up to ten times as much. Default: `25ms`."""
+    """Longest pause before the first retry; each is a random time. It doubles with each retry,
+    up to ten times as much. Default: `25ms`."""
     budget: float = Field(0.2, ge=0, le=1)
-    """Most concurrent retries, as a share of the calls in flight; of calls that may have run also
-    of those of the last seconds. Three are always allowed. Calls that one server refuses and
-    another one serves need no budget. `0` switches retries off. Default: `0.2`."""
+    """Most concurrent retries, as a share of the calls in flight; of calls that may have run
+    also of those of the last seconds. Three are always allowed. Calls that one server refuses
+    and another serves need none. `0` switches retries off. Default: `0.2`."""
     idempotent: bool = False
-    """Your word that repeated calls of the models of the route have no further effect. Every reason
-    but `unsent` and `connect_failure` requires it. Default: `false`."""
+    """Your word that repeated calls have no further effect. Every reason but `unsent` and
+    `connect_failure` needs it. Default: `false`."""
     # Retired keys, see retired.py.
     elsewhere: bool = True
     min_retries: int = Field(3, ge=0)
@@ -118,14 +117,14 @@ RETRY: Final = Setting[RetryConfig | None](
     key="retry",
     type=RetryConfig | None,
     default=RetryConfig(),
-    help=("Retries. `null` switches them off. Default: retries with the defaults of their keys."),
+    help=("`null` switches retries off. Default: the defaults of the keys."),
     places=("policies",),
 )
 ROUTE_RETRY: Final = Setting[RetryConfig | None](
     key="retry",
     type=RetryConfig | None,
     default=None,
-    help=("Retries. `{budget: 0}` switches them off for this route. Default: `policies.retry`."),
+    help=("`{budget: 0}` switches retries off for this route. Default: `policies.retry`."),
     places=("route",),
 )
 

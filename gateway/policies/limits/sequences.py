@@ -39,8 +39,8 @@ SEQUENCES_PER_CLIENT: Final = Setting[int | None](
     type=Annotated[int, Field(ge=1)] | None,
     default=None,
     help=(
-        "Most open sequences that a client may have of one model, in each worker. A sequence is "
-        "open until its last request has a response, or until `sequence_idle`. Default: no limit."
+        "Most open sequences of a client and model, in each worker. One is open until its "
+        "last request has a response, or until `sequence_idle`. Default: no limit."
     ),
     places=("policies",),
 )

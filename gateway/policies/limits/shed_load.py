@@ -55,18 +55,17 @@ class OverloadConfig(Model):
         ]
         | None
     ) = None
-    """Memory of the process: a size, or a percentage of the memory limit of the cgroup, or of the
-    machine, divided by the number of workers. Default: no such rule."""
+    """Memory of the process: a size, or a percentage of the limit of the cgroup, or of the
+    machine, divided by the workers. Default: no limit."""
     loop_lag: Duration | None = None
-    """Delay of the event loop, in two measurements in a row. It is measured twice a second.
-    Default: no such rule."""
+    """Delay of the event loop, twice in a row; it is measured twice a second. Default: no limit."""
 
 
 OVERLOAD: Final = Setting[OverloadConfig | None](
     key="overload",
     type=OverloadConfig | None,
     default=None,
-    help="Refusal of new inferences while the gateway itself is overloaded. Default: no refusal.",
+    help="Refusal of new inferences while the gateway is overloaded. Default: none.",
     places=("policies",),
 )
 

@@ -20,13 +20,12 @@ class SharedMemoryConfig(Model):
     """
 
     mode: Annotated[Literal["off", "forward", "map"], OFF_OR_FALSE] = "off"
-    """`forward` registers the regions with the upstreams, which must run on this machine; a client
-    that makes a segment smaller later ends the server. `map` copies from and to POSIX regions in
-    the gateway. Default: `off`."""
+    """`forward` registers the regions with the upstreams, which must run on this machine; a
+    client that makes a segment smaller later ends the server. `map` copies from and to POSIX
+    regions in the gateway. Default: `off`."""
     keys: Names = ()
-    """Patterns of the names of segments that clients may register, such as `myapp-*`. `forward`
-    requires at least one. `map` without patterns allows all names but those of Triton's own
-    segments. Default: `[]`."""
+    """Patterns of segments that clients may register, such as `myapp-*`. `forward` needs one.
+    `map` without any allows all but Triton's own. Default: `[]`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -57,7 +56,7 @@ SHARED_REGIONS: Final = Setting[int](
     key="shared_regions",
     type=Annotated[int, Field(ge=1)],
     default=128,
-    help="Most shared-memory regions that clients may register. Default: `128`.",
+    help="Most shared-memory regions of clients. Default: `128`.",
     places=("top",),
     needs_restart=True,
 )

@@ -22,27 +22,27 @@ _Balance = Literal["least_request", "least_pending", "peak_ewma", "round_robin",
 class OutlierDetectionConfig(Model):
     """When an address of an upstream is ejected, which means that it gets no calls for a while.
 
-    One trial call ends the ejection or prolongs it. It is sent when the time is over, or after a
-    successful probe, but not within half of `base_ejection_time` after a trial that failed. While
-    no other address is available no address is ejected. A server that replies to inferences with
-    refusals or errors is not ejected, but gets a smaller share of them until it serves again.
+    One trial call ends the ejection or prolongs it: when the time is over, or after a successful
+    probe, but not within half of `base_ejection_time` after a failed trial. While no other address
+    is available, none is ejected. A server that replies with refusals or errors is not ejected, but
+    gets a smaller share of inferences until it serves again.
     """
 
     consecutive_failures: Annotated[int, Field(ge=0)] = 5
-    """Failures in a row that eject an address: failed connections, resets, responses that cannot be
-    decoded, and replies that it is unavailable while it has no other calls. As many timeouts in a
-    row do, if the calls had five times the usual latency of the address, or 1 s. `0` ejects no
-    address for either. Default: `5`."""
+    """Failures in a row that eject an address: failed connections, resets, responses that cannot
+    be decoded, and replies that it is unavailable while it has no other calls. Timeouts count if
+    the calls had five times the usual latency of the address, or 1 s. `0` ejects for neither.
+    Default: `5`."""
     base_ejection_time: Duration = Field(5.0, gt=0)
-    """Length of the first ejection. Each ejection that follows is longer by as much, up to 60 s. At
-    most half of the addresses are ejected at a time. Default: `5s`."""
+    """Length of the first ejection. Each that follows is longer by as much, up to 60 s. At most
+    half of the addresses are ejected. Default: `5s`."""
     failure_codes: tuple[Literal["internal", "upstream", "not_ready", "not_found"], ...] = ()
-    """Codes of further errors of the server that count as failures, as they stand in the log and in
-    the metrics. Default: `[]`."""
+    """Further errors of the server that count, by their code in the log and the metrics.
+    Default: `[]`."""
     slow_factor: Annotated[float, Field(gt=1)] | None = None
-    """Multiple of the median latency of the other addresses above which an address is ejected.
-    Latencies of addresses with 20 calls are compared every 10 s. The latency of a trial decides
-    whether that ends. Default: no such rule."""
+    """Multiple of the median latency of the other addresses above which one is ejected.
+    Addresses with 20 calls are compared every 10 s. The latency of a trial decides whether that
+    ends. Default: none."""
     # Retired keys, see retired.py.
     consecutive_timeouts: Annotated[int, Field(ge=0)] | None = None
     max_ejection_time: Duration = 60.0
@@ -64,35 +64,35 @@ BALANCE: Final = Setting[_Balance](
     key="balance",
     type=_Balance,
     default="least_request",
-    help="How one of several addresses is chosen for a call. `least_request`, or `least_pending`, "
-    "draws two, and takes the one with fewer calls in flight, or else with the lower latency. "
-    "`peak_ewma` multiplies both. `hash` sends calls with the same key to the same address. "
-    "Default: `least_request`.",
+    help="How an address is chosen for a call. `least_request`, or `least_pending`, draws two, "
+    "and takes the one with fewer calls in flight, or else the lower latency. `peak_ewma` "
+    "multiplies both. `hash` sends calls with the same key to the same address. Default: "
+    "`least_request`.",
     places=("upstream",),
 )
 HASH_BY: Final = Setting[str](
     key="hash_by",
     type=CallKey,
     default="model",
-    help="Key for `balance: hash`: `model`, `client` for the name of the client, `address` for its "
-    "IP address, or `header:NAME` for the value of a header. Calls without the header are balanced "
-    "as with `least_request`. Default: `model`.",
+    help="Key of `hash`: `model`, `client` for the client's name, `address` for its IP address, "
+    "or `header:NAME`. Calls without the header go as with `least_request`. Default: "
+    "`model`.",
     places=("upstream",),
 )
 SLOW_START: Final = Setting[float | None](
     key="slow_start",
     type=Duration | None,
     default=None,
-    help="Time in which the share of an address that became available again grows from 10 % to its "
-    "whole share. Default: no slow start.",
+    help="Time in which the share of an address that is available again grows from 10 %. "
+    "Default: none.",
     places=("upstream",),
 )
 OUTLIER_DETECTION: Final = Setting[OutlierDetectionConfig | Literal[False]](
     key="outlier_detection",
     type=OutlierDetectionConfig | Off,
     default=OutlierDetectionConfig(),
-    help="When an address whose calls fail gets no calls for a while. It concerns upstreams with "
-    "several addresses. `false` switches it off. Default: the values of its keys.",
+    help="When an address whose calls fail gets none for a while, of upstreams with several. "
+    "`false` switches it off. Default: the values of its keys.",
     places=("upstream",),
 )
 ENDPOINT_KEYS: Final = (BALANCE, HASH_BY, SLOW_START, OUTLIER_DETECTION)

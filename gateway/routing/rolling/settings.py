@@ -22,11 +22,11 @@ class WarmUpConfig(Model):
     """Recorded calls that a loaded model gets before those of clients."""
 
     capture: InputFile
-    """Directory of the capture, relative to the configuration file."""
+    """Directory of the capture."""
     calls: Annotated[int, Field(ge=1)] = 50
-    """Most calls, of those of the model. Default: `50`."""
+    """Most calls of the model. Default: `50`."""
     timeout: Duration = Field(30.0, gt=0)
-    """Longest time of all of them. A load whose calls take longer fails. Default: `30s`."""
+    """Longest time of all of them, after which the load fails. Default: `30s`."""
 
 
 class RollingLoadConfig(Model):
@@ -35,8 +35,7 @@ class RollingLoadConfig(Model):
     at_once: Annotated[int, Field(ge=1)] = 1
     """Endpoints that load the model at the same time. Default: `1`."""
     drain: Duration = 30.0
-    """Longest wait for running calls of the model at an endpoint before it loads the model there.
-    Default: `30s`."""
+    """Longest wait for the model's running calls before a load. Default: `30s`."""
     min_ready: Annotated[int, Field(ge=0)] = 1
     """Endpoints that keep serving the model. A load that leaves fewer fails. Default: `1`."""
     warm_up: WarmUpConfig | None = None
@@ -45,16 +44,16 @@ class RollingLoadConfig(Model):
     """Migration whose rules compare the recorded replies with the new ones. Default: none, which
     compares exactly."""
     fail_if: Names = ("errors>0", "mismatch>0.1%")
-    """Conditions on the replies of `warm_up`, as of `gateway replay`, any of which fails the load.
-    Default: `["errors>0", "mismatch>0.1%"]`."""
+    """Conditions on the replies of `warm_up`, as of `gateway replay`; any of them fails the
+    load. Default: `["errors>0", "mismatch>0.1%"]`."""
 
 
 ROLLING_LOAD: Final[Setting[RollingLoadConfig | None]] = Setting(
     key="rolling_load",
     type=RollingLoadConfig | None,
     default=None,
-    help="How loads that clients request reach the endpoints. Default: none; all endpoints load "
-    "the model at the same time.",
+    help="How loads that clients request reach the endpoints. Default: none; all load at the "
+    "same time.",
     places=("upstream",),
 )
 

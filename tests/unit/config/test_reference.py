@@ -55,12 +55,12 @@ The file.
 kind: a
 ```
 
-| Key | Type | Default | Description |
-| --- | --- | --- | --- |
-| `size` | integer, at least 1 | `1` | A size. |
-| `kind` | `a`, `b` | required | A kind. |
-| `parts` | map of names to [object](#partsname) | none, so there are no parts | Parts, a \\| b. |
-| `last` | [object](#partsname) |  | The last part. |
+| Key | Kind; default | Description |
+| --- | --- | --- |
+| `size` | integer ≥ 1; `1` | A size. |
+| `kind` | `a`, `b`; required | A kind. |
+| `parts` | map of [object](#partsname); none, so there are no parts | Parts, a \\| b. |
+| `last` | [object](#partsname) | The last part. |
 
 ## `parts.NAME`
 
@@ -72,9 +72,9 @@ The same keys apply to `last`.
 names: [x]
 ```
 
-| Key | Type | Default | Description |
-| --- | --- | --- | --- |
-| `names` | list of text | no names | Names. |
+| Key | Kind; default | Description |
+| --- | --- | --- |
+| `names` | list of text; no names | Names. |
 """
 
 
@@ -141,6 +141,6 @@ def test_few_keys_stand_in_the_table_of_their_object() -> None:
     """An object with few plain keys, which stands in one place, has no section of its own."""
     properties = {key: found for key, found in SCHEMA["properties"].items() if key != "last"}
     page = page_text({**SCHEMA, "properties": properties}, {"Config": "parts: {a: {names: [x]}}\n"})
-    assert "| `parts` | map of names to object | none, so there are no parts | Parts" in page
-    assert "| `parts.NAME.names` | list of text | no names | Names. |\n" in page
+    assert "| `parts` | map of object; none, so there are no parts | Parts" in page
+    assert "| `parts.NAME.names` | list of text; no names | Names. |\n" in page
     assert "## `parts" not in page

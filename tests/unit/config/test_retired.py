@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from gateway.app.build.upstreams import message_limits
 from gateway.app.listen.listeners import _limits
 from gateway.app.run.announce import log_retired_keys
 from gateway.cli.configuration import load_checked
@@ -36,6 +37,9 @@ listeners:
       header_line_bytes: 4096
       header_count: 50
       tls_handshake: 5s
+    messages:
+      json_keys: 9
+      model_name_bytes: 99
 admin:
   remote_changes: true
 upstreams:
@@ -59,6 +63,9 @@ upstreams:
       resolve_cap: 20s
       pending_by: none
       connection_age: 1m
+    messages:
+      json_keys: 8
+      model_name_bytes: 88
   new: {url: "oip+http://127.0.0.1:9002"}
 policies:
   retry:
@@ -81,7 +88,7 @@ lifecycle:
     signal: false
     debounce: 1s
 """
-KEYS = 35  # and two of the migration kit
+KEYS = 39  # and four of the migration kit
 
 
 def test_a_file_with_all_retired_keys_loads_with_one_warning_for_each(tmp_path: Path) -> None:
@@ -129,6 +136,9 @@ def test_retired_keys_keep_their_effect() -> None:
         limits.header_count,
         limits.tls_handshake_s,
     )
+    for side, expected in ((config.listeners[0], (9, 99)), (config.upstreams["old"], (8, 88))):
+        messages = message_limits(side.messages, None)
+        assert expected == (messages.json_keys, messages.model_name_bytes)
     retry = RETRY.of(config.policies)
     assert retry is not None
     rules = retry.rules()

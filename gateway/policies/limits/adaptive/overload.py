@@ -437,10 +437,8 @@ ADAPTIVE_CONCURRENCY: Final = Setting[AdaptiveConcurrencyConfig | Literal["on_ov
     ],
     default=False,
     help=(
-        "A limit on the inferences in flight that follows the latency of the upstream, in each "
-        "worker. Each route and model has one only while its calls in flight grow and do not end "
-        "faster. Calls wait, and are refused when 100 wait. Up to 48 calls in flight, sequences "
-        "and streams are never limited. Default: `false`, which is no such limit."
+        "A limit on inferences in flight that follows the latency of the upstream, in each "
+        "worker. The page on resilience has its rules. Default: `false`."
     ),
     places=("upstream",),
 )
