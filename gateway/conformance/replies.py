@@ -4,17 +4,19 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 
+from gateway.conformance.graphpipe import message_values
 from gateway.conformance.requests import CONTENTS, LENGTH, RequestSubject
 from gateway.conformance.rules import AllowedReply
 from gateway.conformance.tensors import BYTES, NAMES, RawTensor, elements_of, raw_of
+from gateway.ir.errors import GatewayError
 from gateway.ir.texts import visible
-from gateway.schema import open_inference_pb2 as pb
+from gateway.schema.pool import descriptor_pool, method_classes
 from gateway.wire.grpc import GrpcResponse, GrpcStatus
 from gateway.wire.http import HttpResponse
 
@@ -140,18 +142,37 @@ def _counted(tensor: RawTensor) -> RawTensor:
     return tensor
 
 
-def grpc_reply(wire: GrpcResponse, method: str) -> ServerReply:
-    """Return what a response over gRPC says."""
+def graphpipe_reply(wire: HttpResponse, kind: str) -> ServerReply:
+    """Return what a response over HTTP says, whose body is a message with this root."""
+    reply = ServerReply(str(wire.status), dict(reversed(wire.headers.lowered)))
+    if not reply.is_success:
+        return replace(reply, error=bytes(wire.view[:_SHOWN]).decode("utf-8", "replace"))
+    try:
+        document = message_values(wire.view, kind)
+    except GatewayError as fault:
+        return replace(reply, faults=(f"the body is no {kind}: {visible(fault.message, 80)}",))
+    errors = document.get("errors")
+    return replace(reply, document=document, error=errors[0].get("message", "") if errors else "")
+
+
+def grpc_reply(wire: GrpcResponse, protocol: str, name: str) -> ServerReply:
+    """Return what a response over gRPC says; *name* is that of its method, with the service."""
     status = wire.status.name
     if wire.status is not GrpcStatus.OK:
         return ServerReply(status, error=wire.details)
+    classes, method = method_classes(protocol, name), name.rpartition("/")[2]
+    if classes is None:
+        return ServerReply(status, faults=(f"there is no method {name}",))
     try:
-        message = getattr(pb, f"{method}Response").FromString(bytes(wire.view))
-    except (DecodeError, AttributeError):  # there may be no such method
-        return ServerReply(status, faults=(f"the message is no {method}Response",))
-    document = json_format.MessageToDict(
-        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-    )
+        message: Any = classes[1].FromString(bytes(wire.view))
+        document = json_format.MessageToDict(
+            message,
+            preserving_proto_field_name=True,
+            always_print_fields_with_no_presence=True,
+            descriptor_pool=descriptor_pool(protocol),
+        )
+    except (DecodeError, TypeError):  # an Any of another type
+        return ServerReply(status, faults=(f"the message is no reply of {method}",))
     error = ""
     if method == "ModelStreamInfer":
         error, message = message.error_message, message.infer_response

@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 from google.protobuf import json_format
 
+from gateway.conformance.graphpipe import request_message
 from gateway.conformance.tensors import (
     BYTES,
     CertifiedModel,
@@ -19,7 +20,7 @@ from gateway.conformance.tensors import (
     RawTensor,
     elements_of,
 )
-from gateway.schema import open_inference_pb2 as pb
+from gateway.schema.pool import method_classes
 from gateway.settings.units import Url
 from gateway.wire.grpc import GrpcRequest, Metadata
 from gateway.wire.http import Headers, HttpRequest
@@ -68,7 +69,7 @@ class RequestSubject:
     def filled(self, value: Any) -> Any:
         """Return a value of a rule with facts in the place of its texts that begin with `$`."""
         if isinstance(value, Mapping):
-            return {key: self.filled(inner) for key, inner in value.items()}
+            return {self.filled(key): self.filled(inner) for key, inner in value.items()}
         if isinstance(value, list):
             return [self.filled(inner) for inner in value]
         if isinstance(value, str) and value in _FACTS:
@@ -100,6 +101,16 @@ def _longer(subject: RequestSubject) -> list[int]:
     return [*before, last + 1]
 
 
+def _single(tensors: Sequence[RawTensor]) -> RawTensor:
+    if len(tensors) != 1:
+        raise CannotAsk(f"the rule is about a model of one tensor; it has {len(tensors)}")
+    return tensors[0]
+
+
+def _elements(tensor: RawTensor) -> list[Any]:
+    return elements_of(tensor.datatype, tensor.raw)
+
+
 def _nested(tensor: RawTensor) -> Any:
     """Return the elements as lists in the shape of the tensor."""
     found = list(map(_json_element, elements_of(tensor.datatype, tensor.raw)))
@@ -127,6 +138,13 @@ def _rows(tensors: Sequence[RawTensor]) -> Any:
 _FACTS: Final[Mapping[str, Callable[[RequestSubject], Any]]] = {
     "$model": lambda subject: subject.model.name,
     "$version": lambda subject: subject.model.versions[-1],
+    "$input": lambda subject: _single(subject.case.inputs).name,
+    "$shape": lambda subject: list(_single(subject.case.inputs).shape),
+    "$values": lambda subject: _elements(_single(subject.case.inputs)),
+    "$raw": lambda subject: _base64(_single(subject.case.inputs).raw),
+    "$known_values": lambda subject: _elements(_single(subject.case.outputs)),
+    "$known_raw": lambda subject: _base64(_single(subject.case.outputs).raw),
+    "$dims": lambda subject: [{"size": each} for each in _single(subject.case.inputs).shape],
     "$output": lambda subject: _output(subject, 0),
     "$last_output": lambda subject: _output(subject, -1),
     "$longer": _longer,
@@ -152,11 +170,13 @@ class RuleRequest:
         wire: What is sent.
         command: What sends the same.
         is_stream: Its replies are a stream.
+        table: The root of the reply, where it is a message of GraphPipe.
     """
 
     wire: HttpRequest | GrpcRequest
     command: str
     is_stream: bool = False
+    table: str = ""
 
 
 def request_of(step: Mapping[str, Any], subject: RequestSubject) -> RuleRequest:
@@ -199,27 +219,30 @@ def _place(document: Any, path: str) -> tuple[Any, Any]:
 
 def _http(step: Mapping[str, Any], subject: RequestSubject) -> RuleRequest:
     method = "GET" if "get" in step else "POST"
-    path = step.get("path") or step.get("get") or step.get("post") or "/v2/models/$model/infer"
+    places = (step[key] for key in ("path", "get", "post") if key in step)
+    path = next(places, "/v2/models/$model/infer")
     headers, body, tail = dict(step.get("headers", {})), b"", b""
     if "infer" in step:
         document, tail = _http_inference(subject.case, step["infer"])
         body = json.dumps(_changed(document, step, subject)).encode()
+    elif "message" in step:
+        body = request_message(subject.filled(step["message"]))
     elif "json" in step:
         body = json.dumps(_changed(subject.filled(step["json"]), step, subject)).encode()
     body = subject.filled(step["body"]).encode() if "body" in step else body
     if tail:
         headers = {"inference-header-content-length": str(len(body))} | headers
     if method == "POST":
-        kind = "application/octet-stream" if tail else "application/json"
+        kind = "application/octet-stream" if tail or "message" in step else "application/json"
         headers = {"content-type": kind} | headers
     headers = {name: value for name, value in headers.items() if value is not None}
     body += tail + step.get("append", "").encode()
     body = body[: len(body) - step.get("cut", 0)]
-    path = subject.path(path)
+    path = subject.path(path) or ("" if subject.url.path else "/")
     wire = HttpRequest(
         method, path, headers=Headers((*headers.items(), *_texts(subject.headers))), body=(body,)
     )
-    return RuleRequest(wire, _curl(wire, subject, headers, body))
+    return RuleRequest(wire, _curl(wire, subject, headers, body), table=step.get("table", ""))
 
 
 def _texts(metadata: Metadata) -> tuple[tuple[str, str], ...]:
@@ -279,15 +302,15 @@ def _curl(
 
 def _grpc(step: Mapping[str, Any], subject: RequestSubject) -> RuleRequest:
     is_stream = bool(step.get("stream"))
-    method = step.get("call") or ("ModelStreamInfer" if is_stream else "ModelInfer")
+    method = step.get("call") or f"{SERVICE}/{'ModelStreamInfer' if is_stream else 'ModelInfer'}"
     document = _grpc_inference(subject, step["infer"]) if "infer" in step else {}
     document |= subject.filled(step.get("message", {}))
     document = _changed(document, step, subject)
+    classes = method_classes(subject.url.protocol, method)
     message = b""
-    if document:
-        kind = getattr(pb, f"{'ModelInfer' if is_stream else method}Request")
-        message = json_format.ParseDict(document, kind()).SerializeToString()
-    wire = GrpcRequest(f"/{SERVICE}/{method}", (message,), subject.headers)
+    if classes is not None:
+        message = json_format.ParseDict(document, classes[0]()).SerializeToString()
+    wire = GrpcRequest(f"/{method}", (message,), subject.headers)
     return RuleRequest(wire, _grpcurl(method, document, subject.url), is_stream)
 
 
@@ -325,4 +348,4 @@ def _base64(data: bytes) -> str:
 def _grpcurl(method: str, document: Mapping[str, Any], url: Url) -> str:
     words = ["grpcurl", *([] if url.tls else ["-plaintext"])]
     words += [*(["-unix"] if url.socket else []), "-d", json.dumps(document)]
-    return shlex.join([*words, url.socket or url.authority, f"{SERVICE}/{method}"])
+    return shlex.join([*words, url.socket or url.authority, method])

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from gateway.conformance.certify import certify_server
@@ -135,11 +136,18 @@ FURTHER: Mapping[str, tuple[Prepare, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", FURTHER)
 async def test_a_server_of_a_further_protocol_keeps_each_rule(name: str, tmp_path: Path) -> None:
-    """The server whose behaviour was recorded still has it."""
+    """The server whose behaviour was recorded still has it, over each carrier."""
     prepare, known = FURTHER[name]
     (tmp_path / "known.json").write_text(json.dumps(known))
     with running(name, prepare, tmp_path / "server") as server:
-        found = await certify_server(
-            f"{name}+{server.http_url}", expect={"digits": str(tmp_path / "known.json")}
-        )
-    assert [] == [each for each in found.rules if each.verdict is not Verdict.KEEPS]
+        urls = [f"{name}+{server.http_url}"]
+        if name != "mlflow":
+            with grpc.insecure_channel(server.grpc_address) as channel:  # later than HTTP
+                grpc.channel_ready_future(channel).result(timeout=60)
+            urls.append(f"{name}+grpc://{server.grpc_address}")
+        found = [
+            await certify_server(url, expect={"digits": str(tmp_path / "known.json")})
+            for url in urls
+        ]
+    rules = [each for findings in found for each in findings.rules]
+    assert [] == [each for each in rules if each.verdict is not Verdict.KEEPS]

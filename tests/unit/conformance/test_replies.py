@@ -38,6 +38,7 @@ COPY = CertifiedModel(
 SUBJECT = RequestSubject(
     parse_url("http://127.0.0.1:8000"), model=COPY, case=InferenceCase((X,), (Y,))
 )
+INFER = ("oip", "inference.GRPCInferenceService/ModelInfer")
 KNOWN = AllowedReply(("200", "OK"), outputs="known")
 
 
@@ -133,17 +134,16 @@ def message(**changes: Any) -> GrpcResponse:
 
 def test_raw_and_typed_contents_over_grpc() -> None:
     assert (
-        mismatches(KNOWN, grpc_reply(message(raw_output_contents=[THREE]), "ModelInfer"), SUBJECT)
-        == []
+        mismatches(KNOWN, grpc_reply(message(raw_output_contents=[THREE]), *INFER), SUBJECT) == []
     )
-    short = grpc_reply(message(raw_output_contents=[THREE[:8]]), "ModelInfer")
+    short = grpc_reply(message(raw_output_contents=[THREE[:8]]), *INFER)
     assert "it has 2 elements" in "".join(mismatches(KNOWN, short, SUBJECT))
-    several = grpc_reply(message(raw_output_contents=[THREE, b""]), "ModelInfer")
+    several = grpc_reply(message(raw_output_contents=[THREE, b""]), *INFER)
     assert "2 raw contents belong to 1 outputs" in "".join(mismatches(KNOWN, several, SUBJECT))
 
 
 def test_a_status_over_grpc() -> None:
-    reply = grpc_reply(GrpcResponse(status=GrpcStatus.NOT_FOUND, details="no"), "ModelInfer")
+    reply = grpc_reply(GrpcResponse(status=GrpcStatus.NOT_FOUND, details="no"), *INFER)
 
     assert mismatches(AllowedReply(("NOT_FOUND",)), reply, SUBJECT) == []
     assert mismatches(KNOWN, reply, SUBJECT) == ["NOT_FOUND: no; expected 200 or OK"]
