@@ -134,13 +134,13 @@ class CertifiedModel:
 def named_model(name: str, expect: str) -> CertifiedModel:
     """Return a model of which the server tells nothing; its tensors are those of a file."""
     try:
-        case = CertifiedModel(name, expect=expect).cases("plain", "", 0)[0] if expect else None
-    except (ValueError, IndexError) as error:
+        found = CertifiedModel(name, expect=expect).cases("plain", "", 0) if expect else []
+    except ValueError as error:
         return CertifiedModel(name, expect=expect, fault=str(error))
-    tensors = ((), ()) if case is None else (case.inputs, case.outputs)
+    case = found[0] if found else InferenceCase()
     inputs, outputs = (
-        tuple(DeclaredTensor(each.name, each.datatype, each.shape) for each in some)
-        for some in tensors
+        tuple(DeclaredTensor(each.name, each.datatype, each.shape) for each in tensors)
+        for tensors in (case.inputs, case.outputs)
     )
     return CertifiedModel(name, inputs=inputs, outputs=outputs, expect=expect)
 
