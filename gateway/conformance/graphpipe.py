@@ -7,21 +7,17 @@ import base64
 from collections.abc import Mapping
 from typing import Any, Final
 
-import flatbuffers  # type: ignore[import-untyped]
-
 from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.protocols.graphpipe.flatbuffer_reader import FlatbufferMessage, table
+from gateway.protocols.graphpipe.flatbuffer_writer import (
+    METADATA_REQUEST,
+    WireTensor,
+    infer_request,
+)
 
 _PORTS: Final = "[IOMetadata]"
 _TABLES: Final[Mapping[str, Mapping[str, str]]] = {
     "Tensor": {"type": "ubyte", "shape": "[long]", "data": "[ubyte]", "string_val": "[string]"},
-    "InferRequest": {
-        "config": "string",
-        "input_names": "[string]",
-        "input_tensors": "[Tensor]",
-        "output_names": "[string]",
-    },
-    "MetadataRequest": {},
     "InferResponse": {"output_tensors": "[Tensor]", "errors": "[Error]"},
     "Error": {"code": "long", "message": "string"},
     "IOMetadata": {"name": "string", "description": "string", "shape": "[long]", "type": "ubyte"},
@@ -31,7 +27,6 @@ _TABLES: Final[Mapping[str, Mapping[str, str]]] = {
         "outputs": _PORTS,
     },
 }
-_REQUESTS: Final = ("", "InferRequest", "MetadataRequest")
 _WIDTHS: Final = {"ubyte": 1, "long": 8}
 _FORMS: Final = {
     name: table(name, *(_WIDTHS.get(kind, 4) for kind in fields.values()))
@@ -40,42 +35,16 @@ _FORMS: Final = {
 
 
 def request_message(values: Mapping[str, Any]) -> bytes:
-    """Return a request; *values* has its table, such as `InferRequest`, with the fields."""
-    ((name, fields),) = values.items()
-    builder = flatbuffers.Builder()
-    member = _add(builder, name, fields)
-    builder.StartObject(2)
-    builder.PrependUint8Slot(0, _REQUESTS.index(name), 0)
-    builder.PrependUOffsetTRelativeSlot(1, member, 0)
-    builder.Finish(builder.EndObject())
-    return bytes(builder.Output())
-
-
-def _add(builder: Any, kind: str, value: Any) -> int:
-    """Return the value of a scalar, or the place of what was added."""
-    if kind in _WIDTHS:
-        return int(value)
-    if kind == "string":
-        return int(builder.CreateString(value))
-    if kind == "[ubyte]":
-        return int(builder.CreateByteVector(base64.b64decode(value)))
-    if kind in _TABLES:
-        fields = _TABLES[kind]
-        added = {name: _add(builder, fields[name], each) for name, each in value.items()}
-        builder.StartObject(len(fields))
-        for slot, (name, form) in enumerate(fields.items()):
-            if name in added and form in _WIDTHS:
-                builder.PrependUint8Slot(slot, added[name], 0)
-            elif name in added:
-                builder.PrependUOffsetTRelativeSlot(slot, added[name], 0)
-        return int(builder.EndObject())
-    inner = kind[1:-1]
-    items = [_add(builder, inner, each) for each in value]
-    width = _WIDTHS.get(inner, 4)
-    builder.StartVector(width, len(items), width)
-    for item in reversed(items):
-        (builder.PrependInt64 if inner == "long" else builder.PrependUOffsetTRelative)(item)
-    return int(builder.EndVector())
+    """Return a request; *values* has its table, such as `InferRequest`, with all its fields."""
+    fields = values.get("InferRequest")
+    if fields is None:
+        return METADATA_REQUEST
+    tensors = [
+        WireTensor(each["type"], tuple(each["shape"]), memoryview(base64.b64decode(each["data"])))
+        for each in fields["input_tensors"]
+    ]
+    names = fields["input_names"], fields["output_names"]
+    return b"".join(infer_request(fields["config"].encode(), names[0], tensors, names[1]))
 
 
 def message_values(data: memoryview, kind: str) -> dict[str, Any]:
