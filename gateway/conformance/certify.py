@@ -419,7 +419,7 @@ class _Certification:
         seed = crc32(f"{self._subject.seed} {rule.id}".encode())
         base = replace(self._subject, model=model, seed=seed)
         replies: list[ServerReply] = []
-        request, excuse, wrong = "", "", []
+        request, excuse, wrong, has_success = "", "", [], False
         for step, case in _cases(rule, model, self._subject.seed):
             subject = replace(base, case=case)
             made = request_of(step.request, subject)
@@ -433,7 +433,10 @@ class _Certification:
                     verdict, f"the server is hurt: {error}" if is_hurt else str(error), request
                 )
             wrong = _wrong(step, replies, endless, subject)
-            excuse = self._excuse(rule, step, model, replies[-1], differs=bool(wrong))
+            has_success = has_success or replies[-1].is_success
+            excuse = self._excuse(
+                rule, step, model, replies[-1], differs=bool(wrong), has_success=has_success
+            )
             if wrong:
                 break
         text = "; ".join(wrong[:_MOST_TEXTS]) or replies[-1].text()
@@ -449,12 +452,16 @@ class _Certification:
         reply: ServerReply,
         *,
         differs: bool,
+        has_success: bool,
     ) -> str:
-        """Return why a reply tells nothing about a rule; "" if it does."""
+        """Return why a reply tells nothing about a rule; "" if it does.
+
+        With *has_success* it, or an earlier one to a request of the rule, is a success.
+        """
         extension = rule.needs.get("extension") or rule.needs.get("understood")
         is_unknown = extension is not None and extension not in self.server.extensions
         # A success shows that the server knows an extension, where the rule takes it for that.
-        is_excused = not reply.is_success or (differs and "extension" in rule.needs)
+        is_excused = not has_success or (differs and "extension" in rule.needs)
         if is_unknown and is_excused:
             return "the server does not announce the extension"
         is_valid = any(each in {"200", "OK"} for answer in step.answers for each in answer.status)
