@@ -219,9 +219,10 @@ class BackendService(Dispatch, backend.Backend):
         )
 
     def _raise(self, error: BaseException) -> NoReturn:
-        """Raise an exception of the model as UpstreamError; raise a GatewayError unchanged."""
+        """Raise an exception of the model as UpstreamError; a GatewayError gets the model."""
         try:
             if isinstance(error, errors.GatewayError):
+                error.model = error.model or self.model
                 raise error
             raise self._model_error(error) from error
         finally:

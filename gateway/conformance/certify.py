@@ -15,7 +15,13 @@ from zlib import crc32
 
 from gateway.config.tls import TlsConfig, client_files
 from gateway.conformance.findings import NO_MODELS, Findings, RuleFinding, Subject, Verdict
-from gateway.conformance.replies import ServerReply, grpc_reply, http_reply, mismatches
+from gateway.conformance.replies import (
+    ServerReply,
+    graphpipe_reply,
+    grpc_reply,
+    http_reply,
+    mismatches,
+)
 from gateway.conformance.requests import CannotAsk, RequestSubject, RuleRequest, request_of
 from gateway.conformance.rules import (
     ConformanceRule,
@@ -31,6 +37,7 @@ from gateway.conformance.tensors import (
     InferenceCase,
     free_dimensions,
     has_values,
+    named_model,
 )
 from gateway.ir.errors import DeadlineExceeded, GatewayError
 from gateway.ir.texts import visible
@@ -38,7 +45,6 @@ from gateway.settings.units import Url, parse_url
 from gateway.transports.choice import grpc_client, http_client
 from gateway.transports.contract import ClientLimits
 from gateway.wire.grpc import GrpcRequest, Metadata
-from gateway.wire.http import HttpRequest
 
 MOST_REQUESTS: Final = 2000
 MOST_S: Final = 120.0
@@ -195,10 +201,10 @@ class _LimitedClient:
         limits = ClientLimits(message_bytes=_MOST_BYTES, connections=MOST_IN_FLIGHT)
         config = TlsConfig() if tls is None and url.tls else tls
         files = client_files(str(url), config, Path())
-        self._is_http = url.carrier == "http"
+        self._protocol = url.protocol
         self._client: Any = (
             http_client("native", f"{url.authority}{url.path}", limits, tls=files)
-            if self._is_http
+            if url.carrier == "http"
             else grpc_client("native", url.authority, limits, tls=files)
         )
         self._timeout_s = timeout_s
@@ -233,12 +239,12 @@ class _LimitedClient:
                 if request.is_stream:
                     async with aclosing(self._client.stream(wire, deadline=deadline)) as stream:
                         async for each in stream:
-                            replies.append(_reply_of(each, wire))
+                            replies.append(self._reply(each, request))
                             if len(replies) >= _MOST_REPLIES:
                                 raise _CannotTell(f"a stream of more than {_MOST_REPLIES} replies")
                 else:
                     reply = await self._client.send(wire, deadline=deadline)
-                    replies.append(_reply_of(reply, wire))
+                    replies.append(self._reply(reply, request))
             except DeadlineExceeded:
                 if replies:
                     return replies, f"the stream has no end within {self._timeout_s:g} s"
@@ -247,11 +253,13 @@ class _LimitedClient:
                 raise _CannotTell(visible(error.message, _SHOWN)) from error
             return replies or [ServerReply("nothing")], ""
 
-
-def _reply_of(reply: Any, wire: HttpRequest | GrpcRequest) -> ServerReply:
-    if isinstance(wire, HttpRequest):
+    def _reply(self, reply: Any, request: RuleRequest) -> ServerReply:
+        wire = request.wire
+        if isinstance(wire, GrpcRequest):
+            return grpc_reply(reply, self._protocol, wire.method[1:])
+        if request.table:
+            return graphpipe_reply(reply, request.table)
         return http_reply(reply, has_tensors=wire.path.endswith("/infer"))
-    return grpc_reply(reply, wire.method.rpartition("/")[2])
 
 
 class _Certification:
@@ -272,7 +280,7 @@ class _Certification:
         steps = load_discovery(protocol)
         if steps is None:
             answers = {**dict.fromkeys(names, ""), **expect}
-            models = (CertifiedModel(name, expect=each) for name, each in answers.items())
+            models = (named_model(name, each) for name, each in answers.items())
             self.server = _DescribedServer(models=tuple(models))
             return
         try:
@@ -411,7 +419,7 @@ class _Certification:
         seed = crc32(f"{self._subject.seed} {rule.id}".encode())
         base = replace(self._subject, model=model, seed=seed)
         replies: list[ServerReply] = []
-        request, excuse, wrong = "", "", []
+        request, excuse, wrong, has_success = "", "", [], False
         for step, case in _cases(rule, model, self._subject.seed):
             subject = replace(base, case=case)
             made = request_of(step.request, subject)
@@ -425,7 +433,10 @@ class _Certification:
                     verdict, f"the server is hurt: {error}" if is_hurt else str(error), request
                 )
             wrong = _wrong(step, replies, endless, subject)
-            excuse = self._excuse(rule, step, model, replies[-1], differs=bool(wrong))
+            has_success = has_success or replies[-1].is_success
+            excuse = self._excuse(
+                rule, step, model, replies[-1], differs=bool(wrong), has_success=has_success
+            )
             if wrong:
                 break
         text = "; ".join(wrong[:_MOST_TEXTS]) or replies[-1].text()
@@ -441,12 +452,16 @@ class _Certification:
         reply: ServerReply,
         *,
         differs: bool,
+        has_success: bool,
     ) -> str:
-        """Return why a reply tells nothing about a rule; "" if it does."""
+        """Return why a reply tells nothing about a rule; "" if it does.
+
+        With *has_success* it, or an earlier one to a request of the rule, is a success.
+        """
         extension = rule.needs.get("extension") or rule.needs.get("understood")
         is_unknown = extension is not None and extension not in self.server.extensions
         # A success shows that the server knows an extension, where the rule takes it for that.
-        is_excused = not reply.is_success or (differs and "extension" in rule.needs)
+        is_excused = not has_success or (differs and "extension" in rule.needs)
         if is_unknown and is_excused:
             return "the server does not announce the extension"
         is_valid = any(each in {"200", "OK"} for answer in step.answers for each in answer.status)
@@ -475,7 +490,7 @@ def _cases(
     """Yield the steps with what they send: a single step sends all values of its set."""
     for step in rule.steps:
         cases = [InferenceCase()]
-        if step.request.keys() & {"infer", "json"}:
+        if "infer" in step.request or "known" in rule.needs:
             values, kind = step.request.get("values", "plain"), rule.needs.get("datatype", "")
             cases = model.cases(values, kind, seed) or cases
         for case in cases if len(rule.steps) == 1 else cases[:1]:

@@ -4,7 +4,7 @@ import base64
 import json
 import shlex
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from gateway.cli.calling.tensors import json_of
@@ -35,7 +35,7 @@ def client_line(scheme: str, wire: object, call: InferRequest, upstream: Url) ->
     listener = sidecar_config([str(upstream)])["listeners"][0]
     address = listener.get(scheme.partition("+")[2], STREAM_ADDRESS)
     if isinstance(wire, HttpRequest):
-        line = _curl(wire, address)
+        line = curl_line(wire, ["curl", "-sS", "--fail-with-body"], f"http://{address}", "-o -")
     else:
         values = (_value(json_of(each)) for each in call.inputs)
         assert call.model is not None  # noqa: S101  # an inference of a client
@@ -44,19 +44,29 @@ def client_line(scheme: str, wire: object, call: InferRequest, upstream: Url) ->
     return line if len(line) <= _LONGEST_LINE else ""
 
 
-def _curl(wire: HttpRequest, address: str) -> str:
+def curl_line(wire: HttpRequest, command: Sequence[str], server: str, binary: str = "") -> str:
+    """Return a line for bash that sends a request over HTTP.
+
+    Args:
+        wire: The request.
+        command: Curl, with its flags.
+        server: The URL of the server, with its path.
+        binary: Further flags for a body that is no text, since the response may be none either.
+    """
     body = b"".join(wire.body)
     query = f"?{wire.query}" if wire.query else ""
     own = [(name, value) for name, value in wire.headers if name.lower() not in FRAMING]
-    if not any(name.lower() == "content-type" for name, _ in own):
+    words = [*command]
+    if wire.method != "GET" and not any(name.lower() == "content-type" for name, _ in own):
         own.append(("Content-Type", ""))  # or curl adds that of forms
-    headers = [f"-H {shlex.quote(f'{name}: {value}'.rstrip())}" for name, value in own]
-    command = " ".join(
-        ["curl -sS --fail-with-body", *headers, shlex.quote(f"http://{address}{wire.path}{query}")]
-    )
+    for name, value in own:
+        words += ["-H", f"{name}: {value}".rstrip()]
+    line = shlex.join([*words, f"{server}{wire.path}{query}"])
+    if wire.method == "GET":
+        return line
     if len(body) <= _LONGEST_TEXT and (text := _text_of(body)) is not None:
-        return f"{command} --data-binary {shlex.quote(text)}"
-    return f"{_printing(body)} | {command} --data-binary @- -o -"
+        return f"{line} --data-binary {shlex.quote(text)}"
+    return f"{_printing(body)} | {line} --data-binary @- {binary}".rstrip()
 
 
 def _value(tensor: Mapping[str, Any]) -> str:

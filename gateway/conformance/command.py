@@ -108,10 +108,11 @@ def certify(  # noqa: PLR0913, PLR0917  # one for each flag
 
     Example: gateway certify grpc://127.0.0.1:8001 --model copy --expect identity
     """
-    _check_usage(url, upstream, against, bool(expect or only or ignore or control or hurt))
+    _check_usage(url, upstream, against, bool(only or ignore or control or hurt))
     names, answers = models or [], expect or []
     if len(answers) > len(names):
         fail("--expect has no --model at the same place; expected one for each", WRONG_USAGE)
+    known = dict(zip(names, answers, strict=False))
     try:
         if show:
             _print_rules(parse_url(url or upstream), only or (), ignore or ())
@@ -124,7 +125,7 @@ def certify(  # noqa: PLR0913, PLR0917  # one for each flag
         ask = partial(
             certify_server,
             models=names,
-            expect=dict(zip(names, answers, strict=False)),
+            expect=known,
             control=control,
             hurt=hurt,
             only=only or (),
@@ -140,7 +141,9 @@ def certify(  # noqa: PLR0913, PLR0917  # one for each flag
             if upstream:
                 address = parse_url(upstream)
                 found = asyncio.run(
-                    certify_upstream(address, server, names, timeout_s=timeout_s, rate=rate)
+                    certify_upstream(
+                        address, server, names, expect=known, timeout_s=timeout_s, rate=rate
+                    )
                 )
             else:
                 rules = chosen_rules(parse_url(url).form, only or (), ignore or ())

@@ -8,7 +8,7 @@ back. There is no listener. `certify_pairs` compares the reply with the direct o
 import asyncio
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import prod
@@ -30,6 +30,8 @@ from gateway.cli.calling.server_flags import ServerFlags
 from gateway.conformance.client_lines import client_line
 from gateway.conformance.findings import NO_MODELS, Findings, PairFinding, PairVerdict, Subject
 from gateway.conformance.losses import arrived, carried_parts, lost_of_inputs, lost_of_reply
+from gateway.conformance.tensors import named_model
+from gateway.ir.bodies.streams import close_stream
 from gateway.ir.calls import (
     Call,
     InferRequest,
@@ -37,20 +39,23 @@ from gateway.ir.calls import (
     ModelMetadataRequest,
     RepositoryIndexRequest,
     ServerMetadataRequest,
+    StreamInferRequest,
 )
 from gateway.ir.context import CallSequence, Context, ModelRef, Need
-from gateway.ir.errors import GatewayError, TooLarge, Unsupported
+from gateway.ir.errors import GatewayError, NotOneReply, TooLarge, Unsupported
 from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.ir.metadata import ModelMetadata, ServerMetadata, TensorMetadata
 from gateway.ir.tensors.datatypes import Datatype, bf16_of_fp32
 from gateway.ir.tensors.tensor import Tensor, array_tensor, items_tensor
 from gateway.ir.texts import visible
 from gateway.policies.complete.policy import Complete
+from gateway.policies.signatures import DescribedModels
 from gateway.registry import carrier_of, protocol, protocol_names
 from gateway.routing.match import Rule
 from gateway.routing.model_keys import ModelKeyIndex, ResolveModelKeys
 from gateway.routing.router import Route, Router
 from gateway.service import Service
+from gateway.settings.signature import SignatureConfig, TensorConfig
 from gateway.settings.units import Url
 
 R = TypeVar("R")
@@ -59,7 +64,11 @@ _TENSORS: Final = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
 _MOST_MODELS: Final = 8
 _MOST_ELEMENTS: Final = 1 << 22
 _NO_OPTIONS: Final[Options] = MappingProxyType({})
+_MOST_REPLIES: Final = 100
 _DEFAULT: Final = "default_model"
+_UNDESCRIBED: Final = "the metadata of model"
+_UNTOLD: Final = "model metadata is not supported"
+_SIGNATURE: Final = "models.NAME.signature"
 _LISTENER: Final = "listeners[].{}"
 _UPSTREAM: Final = "upstreams[].options.{}"
 _REFUSES: Final = "the gateway refuses the call"
@@ -121,6 +130,7 @@ async def certify_upstream(
     flags: ServerFlags,
     models: Sequence[str],
     *,
+    expect: Mapping[str, str] = MappingProxyType({}),
     timeout_s: float,
     rate: float | None = None,
 ) -> Findings:
@@ -130,14 +140,16 @@ async def certify_upstream(
         url: The server.
         flags: How to connect to it.
         models: Names of models; empty for those of the server's index.
+        expect: Paths of files with the tensors of models that the server does not describe.
         timeout_s: Longest time for one call.
         rate: Most requests in a second; None for no limit.
 
     Raises:
         LookupError: The protocol does not exist, or the server lists no models.
-        ValueError: The URL or a TLS file is wrong.
+        ValueError: The URL or a file is wrong.
         GatewayError: The server does not reply.
     """
+    signatures = {name: _signature(name, path) for name, path in expect.items()}
     connected = connect(url, tls=flags.tls)
 
     async def paced(call: Call[R]) -> R:
@@ -145,7 +157,9 @@ async def certify_upstream(
         return await connected.service(call)
 
     try:
-        service = complete_service(replace(connected, service=paced), url, flags.headers)
+        paced_server = replace(connected, service=paced)
+        service = complete_service(paced_server, url, flags.headers)
+        described = DescribedModels(signatures) if signatures else None
         question = _timed(ServerMetadataRequest(), timeout_s)
         server = await _reply_if_any(service, question) or ServerMetadata("", "")
         names = list(models)
@@ -154,11 +168,28 @@ async def certify_upstream(
             names = sorted({entry.name for entry in index})[:_MOST_MODELS]
         if not names:
             raise LookupError(NO_MODELS)
-        pairs = await certify_pairs(service, url, names, timeout_s=timeout_s)
+        known = complete_service(paced_server, url, flags.headers, described)
+        pairs = await certify_pairs(service, url, names, known, timeout_s=timeout_s)
     finally:
         await connected.close()
     subject = Subject(str(url), url.form, visible(server.name), visible(server.version))
     return Findings(subject, (), pairs)
+
+
+def _signature(model: str, path: str) -> SignatureConfig:
+    """Return the tensors of a file as a configuration has them.
+
+    Raises:
+        ValueError: The file is wrong.
+    """
+    found = named_model(model, path)
+    if found.fault or not found.inputs:
+        raise ValueError(found.fault or f"{path} has no inputs: expected a file of tensors")
+    inputs, outputs = (
+        tuple(TensorConfig(**each._asdict()) for each in tensors)
+        for tensors in (found.inputs, found.outputs)
+    )
+    return SignatureConfig(inputs=inputs, outputs=outputs)
 
 
 async def _reply_if_any(service: Service, call: Call[R]) -> R | None:
@@ -183,7 +214,12 @@ def _timed(call: Call[R], timeout_s: float) -> Call[R]:
 
 
 async def certify_pairs(
-    service: Service, url: Url, models: Iterable[str], *, timeout_s: float = 10.0
+    service: Service,
+    url: Url,
+    models: Iterable[str],
+    described: Service | None = None,
+    *,
+    timeout_s: float = 10.0,
 ) -> list[PairFinding]:
     """Return what comes of the calls of each client protocol to each model.
 
@@ -191,6 +227,7 @@ async def certify_pairs(
         service: Sends calls to the server, and completes them; see `app.complete_service`.
         url: The server.
         models: Names of its models.
+        described: Does the same, and knows what a configuration would say of models.
         timeout_s: Longest time for one call.
     """
     forms = list(client_forms())
@@ -198,11 +235,16 @@ async def certify_pairs(
     found: list[PairFinding] = []
     for model in models:
         try:
-            sample = await _sample(service, model, timeout_s)
+            sample = await _sample(service, described or service, model, timeout_s)
         except GatewayError as error:
             why = f"there is no direct reply: {visible(error.message)}"
-            refused = (PairVerdict.REFUSED, (why,), _key_of(error), "")
-            found += [PairFinding(visible(model), form.name, *refused) for form in forms]
+            key = _key_of(error)
+            tried = forms
+            if isinstance(error, Unsupported) and _UNTOLD in error.message:
+                # Calls in the server's own words pass, with or without a description.
+                key, tried = key or _SIGNATURE, [each for each in forms if each.name != own.name]
+            refused = (PairVerdict.REFUSED, (why,), key, "")
+            found += [PairFinding(visible(model), form.name, *refused) for form in tried]
             continue
         direct = await _Pair(own, sample).direct()
         found += [await _Pair(form, sample).finding(url, direct) for form in forms]
@@ -215,13 +257,16 @@ class _Sample:
 
     Attributes:
         service: Sends calls to its server.
-        is_repeatable: Whether a second direct reply has the same outputs.
+        described: Does the same, and knows what a configuration would say of the model.
+        replies: One, or those of a stream.
+        is_repeatable: Whether a second call has replies with the same outputs.
     """
 
     service: Service
+    described: Service
     metadata: ModelMetadata
     call: InferRequest
-    reply: InferResponse
+    replies: list[InferResponse]
     is_repeatable: bool
     timeout_s: float
 
@@ -230,7 +275,7 @@ class _Sample:
         return _timed(call, self.timeout_s)
 
 
-async def _sample(service: Service, model: str, timeout_s: float) -> _Sample:
+async def _sample(service: Service, described: Service, model: str, timeout_s: float) -> _Sample:
     """Ask the server itself.
 
     Raises:
@@ -239,7 +284,7 @@ async def _sample(service: Service, model: str, timeout_s: float) -> _Sample:
     # With the batch size comes the configuration, and whether the model expects sequences.
     context = Context(needs=frozenset({Need.BATCHING}))
     question = ModelMetadataRequest(model=ModelRef(model), context=context)
-    metadata = await service(_timed(question, timeout_s))
+    metadata = await described(_timed(question, timeout_s))
     size = sum(prod(_shape(each)) for each in metadata.inputs)
     if size > _MOST_ELEMENTS:
         raise TooLarge(f"its inputs have {size} elements: expected at most {_MOST_ELEMENTS}")
@@ -248,8 +293,40 @@ async def _sample(service: Service, model: str, timeout_s: float) -> _Sample:
         inputs=tuple(_input(each, place) for place, each in enumerate(metadata.inputs)),
         sequence=CallSequence(7, start=True, end=True) if metadata.stateful else None,
     ).with_context(needs=_TENSORS)
-    one, other = [await service(_timed(call, timeout_s)) for _ in range(2)]
-    return _Sample(service, metadata, call, one, one.outputs == other.outputs, timeout_s)
+    sent = _streamed(call) if metadata.decoupled else call
+    one, other = [await _replies_to(described, _timed(sent, timeout_s)) for _ in range(2)]
+    if not one:
+        raise NotOneReply(f"model {model!r} sent no response", model=call.model)
+    same = [each.outputs for each in one] == [each.outputs for each in other]
+    return _Sample(service, described, metadata, call, one, same, timeout_s)
+
+
+def _streamed(call: InferRequest) -> StreamInferRequest:
+    """Return a call that may have several replies."""
+    return StreamInferRequest(model=call.model, request=call, context=call.context)
+
+
+async def _replies_to(service: Service, call: Call[Any]) -> list[InferResponse]:
+    """Return the reply to an inference, or all of a stream.
+
+    Raises:
+        GatewayError: The call fails, or one of the replies is an error or one too many.
+    """
+    found = await service(call)
+    if isinstance(found, InferResponse):
+        return [found]
+    replies: list[InferResponse] = []
+    try:
+        async for each in found:
+            if each.error is not None:
+                raise each.error
+            if not each.is_end_mark:
+                replies.append(each)
+            if len(replies) > _MOST_REPLIES:
+                raise TooLarge(f"there are more than {_MOST_REPLIES} replies")
+    finally:
+        await close_stream(found)
+    return replies
 
 
 def _input(tensor: TensorMetadata, place: int) -> Tensor:
@@ -327,21 +404,33 @@ class _Pair:
         key, why = "", [f"{trial.stage}: {visible(trial.error.message)}"]
         if trial.request is not None:
             key = _key_of(trial.error) or ("" if option is None else _UPSTREAM.format(option[1]))
-            if not key and _DEFAULT in trial.error.message:
-                more, key = await self._with_default_model(direct)
+            if not key:
+                more, key = await self._with_keys(trial, direct)
                 why += more
         return PairFinding(name, form, PairVerdict.REFUSED, why, key, request)
 
-    async def _with_default_model(self, direct: _Direct) -> tuple[list[str], str]:
-        """Return what the key of a default model would change, and all keys that it takes."""
-        key = _LISTENER.format(_DEFAULT)
-        trial = await self._trial(self._sample.metadata.name)
+    async def _with_keys(self, trial: "_Trial", direct: _Direct) -> tuple[list[str], str]:
+        """Return what the keys that a refusal asks for would change, and these keys."""
+        default, keys = "", list[str]()
+        service = self._sample.service
+        while trial.error is not None and not trial.is_answered:
+            text = trial.error.message
+            if _DEFAULT in text and not default:
+                default = self._sample.metadata.name
+                keys.append(_LISTENER.format(_DEFAULT))
+            elif _UNDESCRIBED in text and service is not self._sample.described:
+                service = self._sample.described
+                keys.append(_SIGNATURE)
+            else:
+                break
+            trial = await self._trial(default, service)
+        named = ", ".join(keys)
         if trial.error is not None and not trial.is_answered:
             also = _key_of(trial.error)
-            why = f"with a default model, {trial.stage}: {visible(trial.error.message)}"
-            return [why], f"{key}, {also}" if also else ""
+            why = f"with {named}, {trial.stage}: {visible(trial.error.message)}"
+            return [why] if keys else [], f"{named}, {also}" if also else ""
         lost = await self._lost(trial, direct)
-        return [f"with this key, it loses: {', '.join(lost)}"] if lost else [], key
+        return [f"with this key, it loses: {', '.join(lost)}"] if lost else [], named
 
     async def _lost(self, trial: "_Trial", direct: _Direct) -> list[str]:
         """Return what clients of the protocol lack that the server's own ones have."""
@@ -351,14 +440,21 @@ class _Pair:
             *(each for each in direct.carried if each not in own),
         ]
 
-    async def _trial(self, default_model: str = "") -> "_Trial":
-        """Return what comes of the call, with a default model of the listener; "" for none."""
-        client = self._form.client(self._options)
+    async def _trial(self, default_model: str = "", service: Service | None = None) -> "_Trial":
+        """Return what comes of the call.
+
+        Args:
+            default_model: That of the listener; "" for none.
+            service: Sends calls to the server; that without a description by default.
+        """
+        sample, client = self._sample, self._form.client(self._options)
         listener = self._form.listener(default_model)
-        service = _served(self._sample.service, self._form.spec, default_model)
-        trial = _Trial(client, listener, self._sample, service)
+        service = _served(service or sample.service, self._form.spec, default_model)
+        trial = _Trial(client, listener, sample, service)
+        is_stream = len(sample.replies) > 1 and self._form.carrier == "grpc"
+        call: Call[Any] = _streamed(sample.call) if is_stream else sample.call
         try:
-            trial.reply = await Complete(trial, client.needs)(self._sample.call)
+            trial.replies = await _replies_to(Complete(trial, client.needs), call)
         except GatewayError as error:
             trial.error = error
             if error.origin is not None and trial.stage == _REFUSES:
@@ -373,9 +469,9 @@ class _Pair:
 
         async def end(call: Call[Any]) -> Any:
             if type(call) is not InferRequest:
-                return await self._sample.service(self._sample.timed(call))
+                return await self._sample.described(self._sample.timed(call))
             found.extend(carried_parts(client, listener, call, self._sample.metadata))
-            return self._sample.reply
+            return self._sample.replies[0]
 
         with suppress(GatewayError):  # what the client cannot write carries nothing
             await Complete(end, client.needs)(self._sample.call)
@@ -401,7 +497,7 @@ class _Trial:
 
     Attributes:
         request: What the client writes; None before.
-        reply: What the client reads, completed by the metadata of the model.
+        replies: What the client reads, completed by the metadata of the model.
         error: Why there is no reply.
         stage: Where the error is from.
     """
@@ -418,42 +514,59 @@ class _Trial:
         self._sample = sample
         self._service = service
         self._inputs: tuple[Tensor, ...] = ()
-        self._raw: InferResponse | None = None
+        self._raws: list[InferResponse] = []
         self.request: Any = None
-        self.reply: InferResponse | None = None
+        self.replies: list[InferResponse] = []
         self.error: GatewayError | None = None
         self.stage = "a client cannot write the call"
 
     async def __call__(self, call: Call[R], /) -> R:
         """Reply to an inference as the gateway, and to any other call as the server itself."""
-        if type(call) is not InferRequest:
-            return await self._sample.service(self._sample.timed(call))
+        if not isinstance(call, InferRequest | StreamInferRequest):
+            return await self._sample.described(self._sample.timed(call))
         self.request = self._client.encode_call(call)
         self.stage = _REFUSES
         received: Any = self._listener.decode_call(arrived(self.request))
-        self._inputs = received.inputs
-        reply = await self._service(self._sample.timed(received))
+        is_stream = isinstance(received, StreamInferRequest)
+        self._inputs = (received.request if is_stream else received).inputs
+        reply: Any = await self._service(self._sample.timed(received))
+        if isinstance(call, StreamInferRequest):
+            return self._items(call, received, reply)  # type: ignore[return-value]  # R is a stream
         self.stage = "the gateway cannot write the reply"
         response = self._listener.encode_reply(received, reply)
         self.stage = "a client cannot read the reply"
-        self._raw = self._client.decode_reply(call, arrived(response))
-        return self._raw  # type: ignore[return-value]  # R is InferResponse
+        self._raws.append(self._client.decode_reply(call, arrived(response)))
+        return self._raws[0]  # type: ignore[return-value]  # R is InferResponse
+
+    async def _items(
+        self, call: StreamInferRequest, received: Any, items: Any
+    ) -> AsyncIterator[InferResponse]:
+        async for each in items:
+            self.stage = "the gateway cannot write the reply"
+            response = self._listener.encode_item(received, each)
+            self.stage = "a client cannot read the reply"
+            item = self._client.decode_item(call, arrived(response))
+            if not item.is_end_mark:
+                self._raws.append(item)
+            yield item
 
     @property
     def is_answered(self) -> bool:
         """Whether a client reads a reply."""
-        return self._raw is not None
+        return bool(self._raws)
 
     def lost(self) -> list[str]:
-        """Return what the messages lack of the direct call and of its reply, if there is one."""
-        found = list(lost_of_inputs(self._inputs))
-        if self._raw is not None and self.reply is not None:
-            sample = self._sample
-            found += lost_of_reply(
-                sample.reply, self._raw, self.reply, has_values=sample.is_repeatable
-            )
-        elif self.error is not None:
-            found.append(f"form of the reply: {self.error.message}")
+        """Return what the messages lack of the direct call and of its replies, if there are any."""
+        found = dict.fromkeys(lost_of_inputs(self._inputs))
+        if self.error is None:
+            expected, sample = self._sample.replies, self._sample
+            if len(expected) != len(self.replies):
+                found[f"replies: {len(self.replies)} for {len(expected)}"] = None
+            for direct, raw, reply in zip(expected, self._raws, self.replies, strict=False):
+                lost = lost_of_reply(direct, raw, reply, has_values=sample.is_repeatable)
+                found |= dict.fromkeys(lost)
+        elif self._raws:
+            found[f"form of the reply: {self.error.message}"] = None
         return [visible(each) for each in found]
 
 

@@ -1,20 +1,23 @@
 """Reads what a server sent, strictly, and judges it by an answer that a rule allows."""
 
 import json
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 
+from gateway.conformance.graphpipe import message_values
 from gateway.conformance.requests import CONTENTS, LENGTH, RequestSubject
 from gateway.conformance.rules import AllowedReply
-from gateway.conformance.tensors import BYTES, NAMES, RawTensor, elements_of, raw_of
+from gateway.conformance.tensors import NAMES, elements_of, name_of, shape_of, tensor_from
+from gateway.ir.errors import GatewayError
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import Tensor, as_raw, raw_tensor
 from gateway.ir.texts import visible
-from gateway.schema import open_inference_pb2 as pb
+from gateway.schema.pool import descriptor_pool, method_classes
 from gateway.wire.grpc import GrpcResponse, GrpcStatus
 from gateway.wire.http import HttpResponse
 
@@ -44,7 +47,7 @@ class ServerReply:
     status: str
     headers: Mapping[str, str] = field(default_factory=dict)
     document: Any = None
-    outputs: tuple[tuple[RawTensor, str], ...] = ()
+    outputs: tuple[tuple[Tensor, str], ...] = ()
     faults: tuple[str, ...] = ()
     error: str = ""
 
@@ -70,11 +73,11 @@ def http_reply(wire: HttpResponse, *, has_tensors: bool) -> ServerReply:
     document: Any = None
     if length:
         try:
-            # Bytes that are no text become surrogates: `raw_of` turns them back.
+            # Bytes that are no text become surrogates: `tensor_from` turns them back.
             document = json.loads(body[:length].decode("utf-8", "surrogateescape"))
         except (ValueError, RecursionError) as fault:
             faults.append(f"the body is no JSON: {visible(str(fault), 80)}")
-    outputs: list[tuple[RawTensor, str]] = []
+    outputs: list[tuple[Tensor, str]] = []
     error: Any = ""
     if isinstance(document, dict):
         error = document.get("error", document.get("detail", ""))
@@ -84,7 +87,7 @@ def http_reply(wire: HttpResponse, *, has_tensors: bool) -> ServerReply:
                 try:
                     tensor, form, tail = _http_output(entry, tail)
                     outputs.append((tensor, form))
-                except (ValueError, LookupError, TypeError) as fault:
+                except (GatewayError, ValueError, LookupError, TypeError) as fault:
                     faults.append(f"output {at}: {visible(str(fault), _SHOWN)}")
             if tail and not faults:
                 faults.append(f"{len(tail)} bytes are left behind the outputs")
@@ -92,7 +95,7 @@ def http_reply(wire: HttpResponse, *, has_tensors: bool) -> ServerReply:
     return ServerReply(str(wire.status), headers, document, tuple(outputs), tuple(faults), text)
 
 
-def _http_output(entry: Any, tail: bytes) -> tuple[RawTensor, str, bytes]:
+def _http_output(entry: Any, tail: bytes) -> tuple[Tensor, str, bytes]:
     """Return an output, its form, and the rest of the binary data."""
     if not isinstance(entry, dict):
         raise TypeError("it is no object")
@@ -103,11 +106,11 @@ def _http_output(entry: Any, tail: bytes) -> tuple[RawTensor, str, bytes]:
     if (size is None) == (data is None):
         raise ValueError("it has neither data nor a binary_data_size, or both")
     if size is None:
-        raw = raw_of(datatype, list(_flat(data, 0)))
-        return _counted(RawTensor(name, datatype, shape, raw)), "json", tail
+        return tensor_from(name, datatype, shape, list(_flat(data, 0))), "json", tail
     if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= len(tail):
         raise ValueError(f"its binary_data_size is {size!r}, where {len(tail)} bytes follow")
-    return _counted(RawTensor(name, datatype, shape, tail[:size])), "binary", tail[size:]
+    found = raw_tensor(name, Datatype(datatype), shape, memoryview(tail[:size]))
+    return found, "binary", tail[size:]
 
 
 def _flat(data: Any, depth: int) -> Iterator[Any]:
@@ -133,29 +136,41 @@ def _described(name: Any, datatype: Any, shape: Any) -> tuple[str, str, tuple[in
     return name, datatype, tuple(sizes)
 
 
-def _counted(tensor: RawTensor) -> RawTensor:
-    found, expected = len(elements_of(tensor.datatype, tensor.raw)), math.prod(tensor.shape)
-    if found != expected:
-        raise ValueError(f"it has {found} elements, and the shape {list(tensor.shape)}")
-    return tensor
+def graphpipe_reply(wire: HttpResponse, kind: str) -> ServerReply:
+    """Return what a response over HTTP says, whose body is a message with this root."""
+    reply = ServerReply(str(wire.status), dict(reversed(wire.headers.lowered)))
+    if not reply.is_success:
+        return replace(reply, error=bytes(wire.view[:_SHOWN]).decode("utf-8", "replace"))
+    try:
+        document = message_values(wire.view, kind)
+    except GatewayError as fault:
+        return replace(reply, faults=(f"the body is no {kind}: {visible(fault.message, 80)}",))
+    errors = document.get("errors")
+    return replace(reply, document=document, error=errors[0].get("message", "") if errors else "")
 
 
-def grpc_reply(wire: GrpcResponse, method: str) -> ServerReply:
-    """Return what a response over gRPC says."""
+def grpc_reply(wire: GrpcResponse, protocol: str, name: str) -> ServerReply:
+    """Return what a response over gRPC says; *name* is that of its method, with the service."""
     status = wire.status.name
     if wire.status is not GrpcStatus.OK:
         return ServerReply(status, error=wire.details)
+    classes, method = method_classes(protocol, name), name.rpartition("/")[2]
+    if classes is None:
+        return ServerReply(status, faults=(f"there is no method {name}",))
     try:
-        message = getattr(pb, f"{method}Response").FromString(bytes(wire.view))
-    except (DecodeError, AttributeError):  # there may be no such method
-        return ServerReply(status, faults=(f"the message is no {method}Response",))
-    document = json_format.MessageToDict(
-        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-    )
+        message: Any = classes[1].FromString(bytes(wire.view))
+        document = json_format.MessageToDict(
+            message,
+            preserving_proto_field_name=True,
+            always_print_fields_with_no_presence=True,
+            descriptor_pool=descriptor_pool(protocol),
+        )
+    except (DecodeError, TypeError):  # an Any of another type
+        return ServerReply(status, faults=(f"the message is no reply of {method}",))
     error = ""
     if method == "ModelStreamInfer":
         error, message = message.error_message, message.infer_response
-    outputs: list[tuple[RawTensor, str]] = []
+    outputs: list[tuple[Tensor, str]] = []
     faults: list[str] = []
     if method in {"ModelInfer", "ModelStreamInfer"}:
         raws = message.raw_output_contents
@@ -164,23 +179,23 @@ def grpc_reply(wire: GrpcResponse, method: str) -> ServerReply:
         for at, entry in enumerate(message.outputs):
             try:
                 outputs.append(_grpc_output(entry, raws[at] if at < len(raws) else None))
-            except ValueError as fault:
+            except (GatewayError, ValueError) as fault:
                 faults.append(f"output {at}: {visible(str(fault), _SHOWN)}")
     return ServerReply(status, {}, document, tuple(outputs), tuple(faults), error)
 
 
-def _grpc_output(entry: Any, raw: bytes | None) -> tuple[RawTensor, str]:
+def _grpc_output(entry: Any, raw: bytes | None) -> tuple[Tensor, str]:
     name, datatype, shape = _described(entry.name, entry.datatype, list(entry.shape))
     filled = [each.name for each, _ in entry.contents.ListFields()]
     if raw is not None:
         if filled:
             raise ValueError("it has raw and typed contents")
-        return _counted(RawTensor(name, datatype, shape, raw)), "raw"
+        return raw_tensor(name, Datatype(datatype), shape, memoryview(raw)), "raw"
     expected = CONTENTS.get(datatype)
     if filled not in ([], [expected]):
         raise ValueError(f"its contents are {', '.join(filled)}; expected {expected}")
     elements = list(getattr(entry.contents, expected)) if expected and filled else []
-    return _counted(RawTensor(name, datatype, shape, raw_of(datatype, elements))), "contents"
+    return tensor_from(name, datatype, shape, elements), "contents"
 
 
 def mismatches(answer: AllowedReply, reply: ServerReply, subject: RequestSubject) -> list[str]:
@@ -286,10 +301,11 @@ def _wrong_outputs(
             yield from _wrong_classes(tensor, known.get(tensor.name))
             continue
         entry = declared.get(tensor.name)
-        if entry is not None and tensor.datatype != entry.datatype:
-            yield f"{where} is {tensor.datatype}; expected {entry.datatype} as in the metadata"
-        if entry is not None and not _is_shape(tensor.shape, entry.shape):
-            shapes = f"{list(tensor.shape)}; expected {list(entry.shape)}"
+        shape = shape_of(tensor)
+        if entry is not None and name_of(tensor) != entry.datatype:
+            yield f"{where} is {name_of(tensor)}; expected {entry.datatype} as in the metadata"
+        if entry is not None and not _is_shape(shape, entry.shape):
+            shapes = f"{list(shape)}; expected {list(entry.shape)}"
             yield f"{where} has the shape {shapes} as in the metadata"
         if answer.outputs == "known" and tensor.name in known:
             yield from _wrong_bits(tensor, known[tensor.name])
@@ -301,35 +317,35 @@ def _is_shape(shape: Sequence[int], declared: Sequence[int]) -> bool:
     )
 
 
-def _wrong_bits(found: RawTensor, expected: RawTensor) -> Iterator[str]:
+def _wrong_bits(found: Tensor, expected: Tensor) -> Iterator[str]:
     where = f"output {visible(found.name, 80)!r}"
     if (found.datatype, found.shape) != (expected.datatype, expected.shape):
-        yield (
-            f"{where} is {found.datatype} {list(found.shape)}; "
-            f"expected {expected.datatype} {list(expected.shape)}"
-        )
-    elif found.raw != expected.raw:
-        pairs = [elements_of(each.datatype, each.raw) for each in (found, expected)]
-        for at, (one, other) in enumerate(zip(*pairs, strict=True)):
-            if repr(one) != repr(other):
-                shown = visible(repr(one), 60)
-                yield f"{where} has {shown} as element {at}; expected {visible(repr(other), 60)}"
-                return
-        yield f"{where} has other bits: {found.raw[:40].hex()}; expected {expected.raw[:40].hex()}"
+        kinds = [f"{name_of(each)} {list(shape_of(each))}" for each in (found, expected)]
+        yield f"{where} is {kinds[0]}; expected {kinds[1]}"
+        return
+    raws = [bytes(as_raw(each)) for each in (found, expected)]
+    if raws[0] == raws[1]:
+        return
+    for at, pair in enumerate(zip(elements_of(found), elements_of(expected), strict=True)):
+        one, other = (visible(repr(each), 60) for each in pair)
+        if repr(pair[0]) != repr(pair[1]):
+            yield f"{where} has {one} as element {at}; expected {other}"
+            return
+    yield f"{where} has other bits: {raws[0][:40].hex()}; expected {raws[1][:40].hex()}"
 
 
-def _wrong_classes(found: RawTensor, known: RawTensor | None) -> Iterator[str]:
+def _wrong_classes(found: Tensor, known: Tensor | None) -> Iterator[str]:
     """Yield what is wrong with the best classes of a known output, ties by lower index."""
     if known is None:
         return
     where = f"output {visible(found.name, 80)!r}"
-    values = elements_of(known.datatype, known.raw)
+    values = elements_of(known)
     order = sorted(range(len(values)), key=lambda at: (-values[at], at))[:CLASSES]
     expected = [f"{values[at]:f}:{at}" for at in order]
-    if found.datatype != BYTES:
-        yield f"{where} is {found.datatype}; expected classes as BYTES"
+    if found.datatype is not Datatype.BYTES:
+        yield f"{where} is {name_of(found)}; expected classes as BYTES"
         return
-    texts = [each.decode("utf-8", "replace") for each in elements_of(BYTES, found.raw)]
+    texts = [each.decode("utf-8", "replace") for each in elements_of(found)]
     if [_class_of(text) for text in texts] != [_class_of(text) for text in expected]:
         yield f"{where} has the classes {_shown(texts)}; expected {_shown(expected)}"
 

@@ -4,7 +4,6 @@ import base64
 import json
 import math
 import shlex
-import string
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -12,14 +11,17 @@ from urllib.parse import quote
 
 from google.protobuf import json_format
 
+from gateway.conformance.client_lines import curl_line
+from gateway.conformance.graphpipe import request_message
 from gateway.conformance.tensors import (
-    BYTES,
     CertifiedModel,
     InferenceCase,
-    RawTensor,
     elements_of,
+    name_of,
+    shape_of,
 )
-from gateway.schema import open_inference_pb2 as pb
+from gateway.ir.tensors.tensor import Tensor, as_raw
+from gateway.schema.pool import method_classes
 from gateway.settings.units import Url
 from gateway.wire.grpc import GrpcRequest, Metadata
 from gateway.wire.http import Headers, HttpRequest
@@ -34,11 +36,9 @@ CONTENTS: Final = {
     **dict.fromkeys(("UINT8", "UINT16", "UINT32"), "uint_contents"),
     "FP32": "fp32_contents",
     "FP64": "fp64_contents",
-    BYTES: "bytes_contents",
+    "BYTES": "bytes_contents",
 }
 """The field of typed contents for each datatype that has one."""
-_PLAIN: Final = frozenset((string.ascii_letters + string.digits + '{}[]:,._-" ').encode())
-"""What printf prints as it is, within apostrophes."""
 _MOST_COMMAND: Final = 4000
 _NO_JSON: Final = frozenset({"FP16", "BF16"})
 
@@ -68,7 +68,7 @@ class RequestSubject:
     def filled(self, value: Any) -> Any:
         """Return a value of a rule with facts in the place of its texts that begin with `$`."""
         if isinstance(value, Mapping):
-            return {key: self.filled(inner) for key, inner in value.items()}
+            return {self.filled(key): self.filled(inner) for key, inner in value.items()}
         if isinstance(value, list):
             return [self.filled(inner) for inner in value]
         if isinstance(value, str) and value in _FACTS:
@@ -83,7 +83,7 @@ class RequestSubject:
         return text
 
 
-def _first(subject: RequestSubject) -> RawTensor:
+def _first(subject: RequestSubject) -> Tensor:
     if not subject.case.inputs:
         raise CannotAsk(f"model {subject.model.name!r} has no inputs in its metadata")
     return subject.case.inputs[0]
@@ -96,19 +96,25 @@ def _output(subject: RequestSubject, at: int) -> str:
 
 
 def _longer(subject: RequestSubject) -> list[int]:
-    *before, last = _first(subject).shape or (1,)
+    *before, last = shape_of(_first(subject)) or (1,)
     return [*before, last + 1]
 
 
-def _nested(tensor: RawTensor) -> Any:
+def _single(tensors: Sequence[Tensor]) -> Tensor:
+    if len(tensors) != 1:
+        raise CannotAsk(f"the rule is about a model of one tensor; it has {len(tensors)}")
+    return tensors[0]
+
+
+def _nested(tensor: Tensor) -> Any:
     """Return the elements as lists in the shape of the tensor."""
-    found = list(map(_json_element, elements_of(tensor.datatype, tensor.raw)))
-    for size in reversed(tensor.shape[1:]):
+    found = list(map(_json_element, elements_of(tensor)))
+    for size in reversed(shape_of(tensor)[1:]):
         found = [found[at : at + size] for at in range(0, len(found), size or 1)]
     return found
 
 
-def _columns(tensors: Sequence[RawTensor]) -> Any:
+def _columns(tensors: Sequence[Tensor]) -> Any:
     """Return the data of a single tensor, or those of several by name."""
     if not tensors:
         raise CannotAsk("its inputs and outputs are not known: --model NAME --expect FILE")
@@ -116,7 +122,7 @@ def _columns(tensors: Sequence[RawTensor]) -> Any:
     return found if len(found) > 1 else next(iter(found.values()))
 
 
-def _rows(tensors: Sequence[RawTensor]) -> Any:
+def _rows(tensors: Sequence[Tensor]) -> Any:
     """Return the items along the first axis; of several tensors each is an object."""
     columns = _columns(tensors)
     if not isinstance(columns, dict):
@@ -127,15 +133,22 @@ def _rows(tensors: Sequence[RawTensor]) -> Any:
 _FACTS: Final[Mapping[str, Callable[[RequestSubject], Any]]] = {
     "$model": lambda subject: subject.model.name,
     "$version": lambda subject: subject.model.versions[-1],
+    "$input": lambda subject: _single(subject.case.inputs).name,
+    "$shape": lambda subject: list(shape_of(_single(subject.case.inputs))),
+    "$values": lambda subject: elements_of(_single(subject.case.inputs)),
+    "$raw": lambda subject: _base64(as_raw(_single(subject.case.inputs))),
+    "$known_values": lambda subject: elements_of(_single(subject.case.outputs)),
+    "$known_raw": lambda subject: _base64(as_raw(_single(subject.case.outputs))),
+    "$dims": lambda subject: [{"size": each} for each in shape_of(_single(subject.case.inputs))],
     "$output": lambda subject: _output(subject, 0),
     "$last_output": lambda subject: _output(subject, -1),
     "$longer": _longer,
     "$nested": lambda subject: _nested(_first(subject)),
-    "$ones": lambda subject: [1] * math.prod(_first(subject).shape),
-    "$zeros": lambda subject: _base64(bytes(4 * math.prod(_first(subject).shape))),
+    "$ones": lambda subject: [1] * math.prod(shape_of(_first(subject))),
+    "$zeros": lambda subject: _base64(bytes(4 * math.prod(shape_of(_first(subject))))),
     "$deep_json": lambda _: "[" * 300_000,
-    "$deeper": lambda subject: [*_first(subject).shape, 1],
-    "$other": lambda subject: "INT32" if _first(subject).datatype != "INT32" else "FP32",
+    "$deeper": lambda subject: [*shape_of(_first(subject)), 1],
+    "$other": lambda subject: "INT32" if name_of(_first(subject)) != "INT32" else "FP32",
     "$columns": lambda subject: _columns(subject.case.inputs),
     "$rows": lambda subject: _rows(subject.case.inputs),
     "$known_columns": lambda subject: _columns(subject.case.outputs),
@@ -152,11 +165,13 @@ class RuleRequest:
         wire: What is sent.
         command: What sends the same.
         is_stream: Its replies are a stream.
+        table: The root of the reply, where it is a message of GraphPipe.
     """
 
     wire: HttpRequest | GrpcRequest
     command: str
     is_stream: bool = False
+    table: str = ""
 
 
 def request_of(step: Mapping[str, Any], subject: RequestSubject) -> RuleRequest:
@@ -199,27 +214,31 @@ def _place(document: Any, path: str) -> tuple[Any, Any]:
 
 def _http(step: Mapping[str, Any], subject: RequestSubject) -> RuleRequest:
     method = "GET" if "get" in step else "POST"
-    path = step.get("path") or step.get("get") or step.get("post") or "/v2/models/$model/infer"
+    places = (step[key] for key in ("path", "get", "post") if key in step)
+    path = next(places, "/v2/models/$model/infer")
     headers, body, tail = dict(step.get("headers", {})), b"", b""
     if "infer" in step:
         document, tail = _http_inference(subject.case, step["infer"])
         body = json.dumps(_changed(document, step, subject)).encode()
+    elif "message" in step:
+        body = request_message(subject.filled(step["message"]))
     elif "json" in step:
         body = json.dumps(_changed(subject.filled(step["json"]), step, subject)).encode()
     body = subject.filled(step["body"]).encode() if "body" in step else body
     if tail:
         headers = {"inference-header-content-length": str(len(body))} | headers
     if method == "POST":
-        kind = "application/octet-stream" if tail else "application/json"
+        kind = "application/octet-stream" if tail or "message" in step else "application/json"
         headers = {"content-type": kind} | headers
     headers = {name: value for name, value in headers.items() if value is not None}
     body += tail + step.get("append", "").encode()
     body = body[: len(body) - step.get("cut", 0)]
-    path = subject.path(path)
-    wire = HttpRequest(
-        method, path, headers=Headers((*headers.items(), *_texts(subject.headers))), body=(body,)
+    path = subject.path(path) or ("" if subject.url.path else "/")
+    shown, sent = (
+        HttpRequest(method, path, headers=Headers((*headers.items(), *more)), body=(body,))
+        for more in ((), _texts(subject.headers))  # a credential is not shown
     )
-    return RuleRequest(wire, _curl(wire, subject, headers, body))
+    return RuleRequest(sent, _curl(shown, subject.url), table=step.get("table", ""))
 
 
 def _texts(metadata: Metadata) -> tuple[tuple[str, str], ...]:
@@ -230,22 +249,24 @@ def _http_inference(case: InferenceCase, form: str) -> tuple[dict[str, Any], byt
     document: dict[str, Any] = {"id": "certify", "inputs": []}
     tail = b""
     for at, tensor in enumerate(case.inputs):
-        entry: dict[str, Any] = {
-            "name": tensor.name,
-            "shape": list(tensor.shape),
-            "datatype": tensor.datatype,
-        }
-        if form == "binary" or (form == "mixed" and (not at or tensor.datatype in _NO_JSON)):
-            entry["parameters"] = {"binary_data_size": len(tensor.raw)}
-            tail += tensor.raw
-        elif tensor.datatype in _NO_JSON:
-            raise CannotAsk(f"input {tensor.name!r} is {tensor.datatype}, which JSON does not have")
+        entry, has_json = _entry(tensor), name_of(tensor) not in _NO_JSON
+        if form == "binary" or (form == "mixed" and (not at or not has_json)):
+            raw = as_raw(tensor)
+            entry["parameters"] = {"binary_data_size": len(raw)}
+            tail += raw
+        elif has_json:
+            entry["data"] = list(map(_json_element, elements_of(tensor)))
         else:
-            entry["data"] = list(map(_json_element, elements_of(tensor.datatype, tensor.raw)))
+            raise CannotAsk(f"input {tensor.name!r} is {name_of(tensor)}, which JSON does not have")
         document["inputs"].append(entry)
     if form == "binary":
         document["parameters"] = {"binary_data_output": True}
     return document, tail
+
+
+def _entry(tensor: Tensor) -> dict[str, Any]:
+    shape = list(shape_of(tensor))
+    return {"name": tensor.name, "shape": shape, "datatype": name_of(tensor)}
 
 
 def _json_element(element: Any) -> Any:
@@ -257,55 +278,36 @@ def _json_element(element: Any) -> Any:
         raise CannotAsk("JSON does not have elements that are no text") from error
 
 
-def _curl(
-    wire: HttpRequest, subject: RequestSubject, headers: Mapping[str, str], body: bytes
-) -> str:
-    url = subject.url
-    server = f"http{'s' * url.tls}://{url.authority}"
-    words = ["curl", "-s", "-i"]
-    if url.socket:
-        server = "http://localhost"
-        words += ["--unix-socket", url.socket]
-    words += [f"{server}{url.path}{wire.path}"]
-    for name, value in headers.items():
-        words += ["-H", f"{name}: {value}"]
-    if wire.method == "GET":
-        return shlex.join(words)
-    if body.isascii() and b"\0" not in body:
-        return shlex.join([*words, "--data-binary", body.decode()])
-    octal = "".join(chr(byte) if byte in _PLAIN else f"\\{byte:03o}" for byte in body)
-    return f"printf '{octal}' | {shlex.join([*words, '--data-binary', '@-'])}"
+def _curl(wire: HttpRequest, url: Url) -> str:
+    socket = ["--unix-socket", url.socket] if url.socket else []
+    server = f"http{'s' * url.tls}://{'localhost' if url.socket else url.authority}{url.path}"
+    return curl_line(wire, ["curl", "-sS", "-i", *socket], server)
 
 
 def _grpc(step: Mapping[str, Any], subject: RequestSubject) -> RuleRequest:
     is_stream = bool(step.get("stream"))
-    method = step.get("call") or ("ModelStreamInfer" if is_stream else "ModelInfer")
+    method = step.get("call") or f"{SERVICE}/{'ModelStreamInfer' if is_stream else 'ModelInfer'}"
     document = _grpc_inference(subject, step["infer"]) if "infer" in step else {}
     document |= subject.filled(step.get("message", {}))
     document = _changed(document, step, subject)
+    classes = method_classes(subject.url.protocol, method)
     message = b""
-    if document:
-        kind = getattr(pb, f"{'ModelInfer' if is_stream else method}Request")
-        message = json_format.ParseDict(document, kind()).SerializeToString()
-    wire = GrpcRequest(f"/{SERVICE}/{method}", (message,), subject.headers)
+    if classes is not None:
+        message = json_format.ParseDict(document, classes[0]()).SerializeToString()
+    wire = GrpcRequest(f"/{method}", (message,), subject.headers)
     return RuleRequest(wire, _grpcurl(method, document, subject.url), is_stream)
 
 
 def _grpc_inference(subject: RequestSubject, form: str) -> dict[str, Any]:
     document: dict[str, Any] = {"model_name": subject.model.name, "id": "certify", "inputs": []}
     for tensor in subject.case.inputs:
-        entry: dict[str, Any] = {
-            "name": tensor.name,
-            "datatype": tensor.datatype,
-            "shape": list(tensor.shape),
-        }
+        entry, field = _entry(tensor), CONTENTS.get(name_of(tensor))
         if form == "raw":
-            document.setdefault("raw_input_contents", []).append(_base64(tensor.raw))
-        elif tensor.datatype not in CONTENTS:
-            raise CannotAsk(f"input {tensor.name!r} is {tensor.datatype}: it has no typed contents")
+            document.setdefault("raw_input_contents", []).append(_base64(as_raw(tensor)))
+        elif field is not None:
+            entry["contents"] = {field: list(map(_message_element, elements_of(tensor)))}
         else:
-            elements = map(_message_element, elements_of(tensor.datatype, tensor.raw))
-            entry["contents"] = {CONTENTS[tensor.datatype]: list(elements)}
+            raise CannotAsk(f"input {tensor.name!r} is {name_of(tensor)}: it has no typed contents")
         document["inputs"].append(entry)
     return document
 
@@ -318,11 +320,11 @@ def _message_element(element: Any) -> Any:
     return element
 
 
-def _base64(data: bytes) -> str:
+def _base64(data: bytes | memoryview) -> str:
     return base64.b64encode(data).decode("ascii")
 
 
 def _grpcurl(method: str, document: Mapping[str, Any], url: Url) -> str:
     words = ["grpcurl", *([] if url.tls else ["-plaintext"])]
     words += [*(["-unix"] if url.socket else []), "-d", json.dumps(document)]
-    return shlex.join([*words, url.socket or url.authority, f"{SERVICE}/{method}"])
+    return shlex.join([*words, url.socket or url.authority, method])

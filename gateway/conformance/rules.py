@@ -7,7 +7,8 @@ rules:
 - id: infer.$kind.binary         # the stable name; its first part is the group
   says: An inference in this form returns these values, to the bit.
   source: who says so, such as inference_rest.md, line 244; or two servers that showed it
-  each: {kind: [FP16, BF16]}         # one rule for each value; `$kind` is replaced in all texts
+  each: {kind: [FP16, BF16]}         # one rule for each value, or values at a place of several
+                                     # lists; `$kind` is replaced in all texts
   needs: {identity: true}            # see below; without what it needs, nothing can be told
   open: why                          # the specification leaves it open: it is never a fault
   steps: [...]                       # several requests, or the keys of a single one beside `id`
@@ -15,8 +16,9 @@ rules:
 
 A request over HTTP has one of `get: PATH`, `post: PATH` (with `json`, or the text `body`) or
 `infer: json`, or `binary` or `mixed`: an inference of the chosen model in that form. Over gRPC it
-has `call: METHOD` (with `message`, in the JSON form of protobuf) or `infer: raw` or `contents`;
-`stream: true` sends it over a stream. These change it:
+has `call: SERVICE/METHOD` (with `message`, in the JSON form of protobuf) or `infer: raw` or
+`contents`; `stream: true` sends it over a stream. GraphPipe has `post: ""`, since the URL is that
+of the model, with `message: {TABLE: {...}}`; `table` is the root of the reply. These change it:
 
 - `values`: which values the inputs have (`values.yaml`), `plain` by default, `empty` or `large`.
 - `set: {PATH: VALUE}` and `drop: [PATH]`: members of the JSON or the message, as `inputs.0.shape`.
@@ -38,7 +40,9 @@ has `call: METHOD` (with `message`, in the JSON form of protobuf) or `infer: raw
 Texts that begin with `$` are facts: `$model`, `$version`, `$output`, `$last_output`, a number as
 `$seeded`, and of the first input `$nested` (its data), `$longer` (its shape with one more in the
 last dimension), `$deeper` (with one more dimension), `$other` (another datatype), and `$ones`, or
-raw `$zeros`, of that; and `$deep_json`. `$columns` and `$rows` are the inputs whose answers
+raw `$zeros`, of that; and `$deep_json`. Of the single input `$input` is the name, `$shape`,
+`$dims` (as TensorFlow writes it), `$values`, and `$raw` in base64; of the single output
+`$known_values` and `$known_raw`. `$columns` and `$rows` are the inputs whose answers
 `$known_columns` and `$known_rows` are: by name, or as items; those of a single tensor have no name.
 A file without `discovery` is about the models that the user names.
 
@@ -61,7 +65,7 @@ import yaml
 _ANSWER_KEYS: Final = {"status", "body", "headers", "outputs", "form", "names"}
 _STEP_KEYS: Final = {
     *("get", "post", "json", "body", "infer", "call", "message", "stream", "values"),
-    *("set", "drop", "path", "headers", "append", "cut", "answer"),
+    *("set", "drop", "path", "headers", "append", "cut", "table", "answer"),
 }
 _RULE_KEYS: Final = {"id", "says", "source", "each", "needs", "open", "steps"}
 
@@ -190,16 +194,18 @@ def _rules(entry: Mapping[str, Any]) -> Iterator[ConformanceRule]:
     if each is None:
         yield _rule(entry)
         return
-    ((name, values),) = each.items()
-    for value in values:
-        yield _rule(_replaced(entry, f"${name}", value))
+    for values in zip(*each.values(), strict=True):
+        made = entry
+        for name, value in zip(each, values, strict=True):
+            made = _replaced(made, f"${name}", value)
+        yield _rule(made)
 
 
-def _replaced(value: Any, name: str, by: str) -> Any:
+def _replaced(value: Any, name: str, by: Any) -> Any:
     if isinstance(value, str):
-        return value.replace(name, by)
+        return by if value == name else value.replace(name, str(by))
     if isinstance(value, Mapping):
-        return {key: _replaced(inner, name, by) for key, inner in value.items()}
+        return {_replaced(key, name, by): _replaced(it, name, by) for key, it in value.items()}
     return [_replaced(inner, name, by) for inner in value] if isinstance(value, list) else value
 
 

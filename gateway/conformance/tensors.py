@@ -1,14 +1,14 @@
 """Models of a server, the values that rules send to them, and what must come back, to the bit.
 
-Elements are converted here once more, apart from the codecs: these read what servers send
+Elements are checked here once more, apart from the codecs: these read what servers send
 leniently, and would hide a fault.
 """
 
 import json
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -19,11 +19,10 @@ from gateway.cli.calling.tensors import tensor_of
 from gateway.conformance.rules import load_data
 from gateway.ir.errors import GatewayError
 from gateway.ir.tensors.datatypes import Datatype, bf16_of_fp32, fp32_of_bf16
-from gateway.ir.tensors.tensor import as_raw
+from gateway.ir.tensors.tensor import Tensor, array_tensor, as_items, as_numpy, items_tensor
 
-BYTES: Final = "BYTES"
 NAMES: Final = frozenset(each.name for each in Datatype)
-_FLOATS: Final = frozenset({"FP16", "BF16", "FP32", "FP64"})
+_FLOATS: Final = frozenset(map(Datatype, ("FP16", "BF16", "FP32", "FP64")))
 _MOST_CASES: Final = 8
 _LARGE: Final = 5000
 _MOST_ELEMENTS: Final = 1 << 18
@@ -38,21 +37,11 @@ class DeclaredTensor(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class RawTensor:
-    """A tensor; its elements are little-endian, those of BYTES with their lengths."""
-
-    name: str
-    datatype: str
-    shape: tuple[int, ...]
-    raw: bytes
-
-
-@dataclass(frozen=True, slots=True)
 class InferenceCase:
     """Inputs, and the outputs that must come back; none where the answer is not known."""
 
-    inputs: tuple[RawTensor, ...] = ()
-    outputs: tuple[RawTensor, ...] = ()
+    inputs: tuple[Tensor, ...] = ()
+    outputs: tuple[Tensor, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,21 +103,33 @@ class CertifiedModel:
         rows = [tuple(each[at % len(each)] for each in sent) for at in range(most)]
         return [InferenceCase(row, self._expected(row)) for row in rows[:_MOST_CASES]]
 
-    def _expected(self, inputs: Sequence[RawTensor]) -> tuple[RawTensor, ...]:
+    def _expected(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         if not self.expect:
             return ()
         names = [each.name for each in self.outputs]
         if self.expect == "identity":
-            return tuple(
-                replace(each, name=name) for name, each in zip(names, inputs, strict=False)
-            )
-        first = inputs[0]
-        if len({(each.datatype, each.shape) for each in inputs}) != 1 or first.datatype == BYTES:
+            return tuple(each.renamed(name) for name, each in zip(names, inputs, strict=False))
+        kinds = {(each.datatype, each.shape) for each in inputs}
+        if len(kinds) != 1 or inputs[0].datatype is Datatype.BYTES:
             raise ValueError(f"model {self.name!r} has no sum of its inputs")
-        arrays = [_array(each.datatype, each.raw) for each in inputs]
+        arrays = list(map(_numbers, inputs))
         # The values of the set are small: no sum is rounded or wraps.
         total = sum(arrays[1:], arrays[0])
-        return (RawTensor(names[0], first.datatype, first.shape, _raw(first.datatype, total)),)
+        return (_of_numbers(names[0], inputs[0].datatype, total),)
+
+
+def named_model(name: str, expect: str) -> CertifiedModel:
+    """Return a model of which the server tells nothing; its tensors are those of a file."""
+    try:
+        found = CertifiedModel(name, expect=expect).cases("plain", "", 0) if expect else []
+    except ValueError as error:
+        return CertifiedModel(name, expect=expect, fault=str(error))
+    case = found[0] if found else InferenceCase()
+    inputs, outputs = (
+        tuple(DeclaredTensor(each.name, name_of(each), shape_of(each)) for each in tensors)
+        for tensors in (case.inputs, case.outputs)
+    )
+    return CertifiedModel(name, inputs=inputs, outputs=outputs, expect=expect)
 
 
 def _sets() -> Mapping[str, Mapping[str, Sequence[Any]]]:
@@ -141,7 +142,7 @@ def has_values(name: str, datatype: str) -> bool:
     return datatype in _sets().get(name, _sets()["plain"])
 
 
-def _tensors(declared: DeclaredTensor, values: str, seed: int) -> list[RawTensor]:
+def _tensors(declared: DeclaredTensor, values: str, seed: int) -> list[Tensor]:
     """Return as many tensors of an input as it takes to send each value of a set once."""
     name, datatype, shape = declared
     elements = list(_sets().get(values, {}).get(datatype) or _sets()["plain"].get(datatype) or ())
@@ -158,10 +159,11 @@ def _tensors(declared: DeclaredTensor, values: str, seed: int) -> list[RawTensor
     if size > _MOST_ELEMENTS:
         raise ValueError(f"input {name!r} has {size} elements: too many to try")
     step = min(size, len(elements)) or len(elements)
-    return [
-        RawTensor(name, datatype, tuple(dims), _packed(datatype, elements, start, size))
+    chosen = [
+        [elements[(start + at) % len(elements)] for at in range(size)]
         for start in range(0, len(elements), step)
     ]
+    return [_made(name, Datatype(datatype), dims, each) for each in chosen]
 
 
 def free_dimensions(shape: Sequence[int]) -> list[int]:
@@ -172,12 +174,12 @@ def free_dimensions(shape: Sequence[int]) -> list[int]:
     return [at for at, size in enumerate(shape) if size < 0 and (at or len(shape) == 1)]
 
 
-def _packed(datatype: str, elements: Sequence[Any], start: int, size: int) -> bytes:
-    chosen = [elements[(start + at) % len(elements)] for at in range(size)]
-    if datatype == BYTES:
-        return b"".join(_item(bytes.fromhex(each)) for each in chosen)
-    kind = f"<u{Datatype(datatype).numpy_dtype.itemsize}" if datatype in _FLOATS else None
-    return np.array(chosen, kind or Datatype(datatype).numpy_dtype).tobytes()
+def _made(name: str, datatype: Datatype, shape: Sequence[int], elements: Sequence[Any]) -> Tensor:
+    if datatype is Datatype.BYTES:
+        return items_tensor(name, tuple(shape), [bytes.fromhex(each) for each in elements])
+    dtype = datatype.numpy_dtype
+    array = np.array(elements, f"<u{dtype.itemsize}" if datatype in _FLOATS else dtype)
+    return array_tensor(name, array.view(dtype).reshape(shape), datatype)
 
 
 def _case_of_file(path: Path) -> InferenceCase:
@@ -195,80 +197,75 @@ def _case_of_file(path: Path) -> InferenceCase:
         ) from error
 
 
-def _of_json(entry: Mapping[str, Any]) -> RawTensor:
+def _of_json(entry: Mapping[str, Any]) -> Tensor:
     shape = tuple(entry["shape"])
-    made = tensor_of(entry["name"], entry["data"], Datatype(entry["datatype"]), shape)
-    return RawTensor(entry["name"], entry["datatype"], shape, bytes(as_raw(made)))
+    return tensor_of(entry["name"], entry["data"], Datatype(entry["datatype"]), shape)
 
 
-def elements_of(datatype: str, raw: bytes) -> list[Any]:
-    """Return the elements of raw data: numbers, truth values, or bytes.
+def name_of(tensor: Tensor) -> str:
+    """Return the name of the datatype."""
+    assert tensor.datatype is not None  # noqa: S101  # of all tensors here
+    return tensor.datatype.name
 
-    Raises:
-        ValueError: The data end within an element.
-    """
-    if datatype == BYTES:
-        return list(_items(raw))
-    if len(raw) % Datatype(datatype).numpy_dtype.itemsize:
-        raise ValueError(f"{len(raw)} bytes are no whole number of elements of {datatype}")
-    found: list[Any] = _array(datatype, raw).tolist()
+
+def shape_of(tensor: Tensor) -> tuple[int, ...]:
+    """Return the shape."""
+    assert tensor.shape is not None  # noqa: S101  # of all tensors here
+    return tensor.shape
+
+
+def elements_of(tensor: Tensor) -> list[Any]:
+    """Return numbers, truth values, or bytes."""
+    if tensor.datatype is Datatype.BYTES:
+        return list(map(bytes, as_items(tensor)))
+    found: list[Any] = _numbers(tensor).ravel().tolist()
     return found
 
 
-def raw_of(datatype: str, elements: Sequence[Any]) -> bytes:
-    """Return elements of JSON or of a message as raw data.
+def tensor_from(
+    name: str, datatype: str, shape: tuple[int, ...], elements: Sequence[Any]
+) -> Tensor:
+    """Return elements of JSON or of a message as a tensor.
 
     Raises:
-        ValueError: An element is none of the datatype.
+        ValueError: An element is none of the datatype, or there are too few or too many.
     """
+    if len(elements) != math.prod(shape):
+        raise ValueError(f"it has {len(elements)} elements, and the shape {list(shape)}")
+    kind = Datatype(datatype)
     for at, element in enumerate(elements):
-        if not _fits(datatype, element):
+        if not _fits(kind, element):
             shown = json.dumps(element, default=repr)[:40]
             raise ValueError(f"element {at} is {shown}, which is no {datatype}")
-    if datatype == BYTES:
+    if kind is Datatype.BYTES:
         # Bytes that are no text came as surrogates; see `replies`.
-        texts = (
+        texts = [
             e.encode("utf-8", "surrogateescape") if isinstance(e, str) else e for e in elements
-        )
-        return b"".join(map(_item, texts))
-    with np.errstate(over="ignore"):
-        kind = Datatype(datatype).numpy_dtype
-        made = np.array(elements, np.float64 if datatype in _FLOATS else kind)
-        return _raw(datatype, made.astype(np.float32 if datatype == "BF16" else kind))
+        ]
+        return items_tensor(name, shape, texts)
+    array = np.array(elements, np.float64 if kind in _FLOATS else kind.numpy_dtype)
+    return _of_numbers(name, kind, array.reshape(shape))
 
 
-def _fits(datatype: str, element: Any) -> bool:
-    if datatype == BYTES:
+def _fits(datatype: Datatype, element: Any) -> bool:
+    if datatype is Datatype.BYTES:
         return isinstance(element, str | bytes)
-    if datatype == "BOOL" or isinstance(element, bool):
-        return datatype == "BOOL" and isinstance(element, bool)
+    if datatype is Datatype.BOOL or isinstance(element, bool):
+        return datatype is Datatype.BOOL and isinstance(element, bool)
     if datatype in _FLOATS:
         return isinstance(element, int | float)
-    bounds = np.iinfo(Datatype(datatype).numpy_dtype)
+    bounds = np.iinfo(datatype.numpy_dtype)
     return isinstance(element, int) and bounds.min <= element <= bounds.max
 
 
-def _array(datatype: str, raw: bytes) -> npt.NDArray[Any]:
-    array = np.frombuffer(raw, Datatype(datatype).numpy_dtype)
-    return fp32_of_bf16(array) if datatype == "BF16" else array
+def _numbers(tensor: Tensor) -> npt.NDArray[Any]:
+    array = as_numpy(tensor)
+    return fp32_of_bf16(array) if tensor.datatype is Datatype.BF16 else array
 
 
-def _raw(datatype: str, array: npt.NDArray[Any]) -> bytes:
-    if datatype == "BF16":
-        array = bf16_of_fp32(array)
-    return array.astype(Datatype(datatype).numpy_dtype).tobytes()
-
-
-def _item(data: bytes) -> bytes:
-    return len(data).to_bytes(4, "little") + data
-
-
-def _items(raw: bytes) -> Iterator[bytes]:
-    at = 0
-    while at < len(raw):
-        size = int.from_bytes(raw[at : at + 4], "little")
-        end = at + 4 + size
-        if len(raw) < end or len(raw) < at + 4:
-            raise ValueError(f"an element of BYTES at byte {at} needs {size} bytes: too many")
-        yield raw[at + 4 : end]
-        at = end
+def _of_numbers(name: str, datatype: Datatype | None, array: npt.NDArray[Any]) -> Tensor:
+    assert datatype is not None  # noqa: S101  # of all tensors here
+    with np.errstate(over="ignore"):
+        if datatype is Datatype.BF16:
+            return array_tensor(name, bf16_of_fp32(array.astype(np.float32)), datatype)
+        return array_tensor(name, array.astype(datatype.numpy_dtype), datatype)

@@ -4,12 +4,12 @@ It is outside of the router, so that it counts the names that callers use.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Any, TypeVar, cast
 
 from gateway.concurrency.slices import in_slices
-from gateway.ir.bodies.streams import on_stream_end
+from gateway.ir.bodies.streams import MappedStream, map_stream, on_stream_end
 from gateway.ir.calls import (
     Call,
     InferRequest,
@@ -72,23 +72,25 @@ class UsageStatistics:
     async def _count(self, call: Call[R]) -> R:
         path = CALL_PATH.get() or CallPath()
         start = self._clock()
-        model = call.model or ModelRef("")
+        counted = _CountedModel(call.model or ModelRef(""))
+        end = partial(self._on_end, counted, path, start)
         try:
             reply = await self._inner(call)
         except GatewayError as error:
-            self._on_end(model, path, start, error)
+            end(error)
             raise
         if isinstance(reply, InferResponse):
-            model = with_version(model, reply.model)
-        return on_stream_end(call, reply, partial(self._on_end, model, path, start))
+            counted.note(reply.model)
+        return on_stream_end(call, map_stream(call, reply, counted.noted), end)
 
     def _on_end(
-        self, model: ModelRef, path: CallPath, start: float, error: BaseException | None
+        self, counted: "_CountedModel", path: CallPath, start: float, error: BaseException | None
     ) -> None:
         if error is not None:
             if not isinstance(error, GatewayError) or isinstance(error, NotFound):
                 return
-            model = with_version(model, error.model)
+            counted.note(error.model)
+        model = counted.model
         seconds = self._clock() - start
         self._usage.record_call(model, ok=error is None, seconds=seconds, queued_s=path.queued_s)
 
@@ -132,3 +134,21 @@ class UsageStatistics:
             ModelRef(model.name, version)
             for version in ([model.version] if model.version else versions)
         ]
+
+
+class _CountedModel:
+    """The model of an inference, with its version when a reply or an error has told it."""
+
+    def __init__(self, model: ModelRef) -> None:
+        self.model = model
+
+    def note(self, found: ModelRef | None) -> None:
+        self.model = with_version(self.model, found)
+
+    def noted(self, items: AsyncIterator[InferResponse]) -> AsyncIterator[InferResponse]:
+        """Return a stream whose replies tell the version."""
+        return MappedStream(items, self._of_reply)
+
+    async def _of_reply(self, reply: InferResponse) -> InferResponse:
+        self.note(reply.model)
+        return reply

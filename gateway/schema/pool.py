@@ -58,6 +58,18 @@ def message_class(folder: str, full_name: str) -> type[Message]:
     return GetMessageClass(_POOLS[folder].FindMessageTypeByName(full_name))
 
 
+def method_classes(folder: str, method: str) -> tuple[type[Message], type[Message]] | None:
+    """Give the classes of a request and a response; None if there is no such method.
+
+    A method is called as on the wire: ``inference.GRPCInferenceService/ModelInfer``.
+    """
+    try:
+        found = _POOLS[folder].FindMethodByName(method.replace("/", "."))
+    except KeyError:
+        return None
+    return GetMessageClass(found.input_type), GetMessageClass(found.output_type)
+
+
 def message_classes(folder: str, name: str) -> Mapping[str, type[Message]]:
     """Give the classes of all top-level messages of one file, by short name."""
     messages = file_descriptor(folder, name).message_types_by_name

@@ -24,3 +24,5 @@ def _identity(shape: tuple[int, ...], *datatypes: Datatype) -> Any:
 copy = _identity((-1,), *map(Datatype, TYPED))
 halves = _identity((-1,), Datatype.FP16, Datatype.BF16)
 matrix = _identity((-1, -1), Datatype.FP32)
+doubles = _identity((-1, -1), Datatype.FP64)
+integers = _identity((-1, -1), Datatype.INT32)

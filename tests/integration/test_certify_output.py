@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,6 +58,34 @@ def test_two_servers_are_compared(server: Running, tmp_path: Path) -> None:
     assert junit.stdout == again.stdout
 
 
+def test_a_model_that_its_server_does_not_describe_is_tried_with_a_file(
+    server: Running, tmp_path: Path
+) -> None:
+    """Without a file each cell names the key; with one it says what comes of that key."""
+    values = [{"datatype": "INT32", "shape": [16], "data": [0] * 16}] * 2
+    inputs, outputs = (
+        [{"name": f"{kind}{place}", **each} for place, each in enumerate(values)]
+        for kind in ("INPUT", "OUTPUT")
+    )
+    file = tmp_path / "simple.json"
+    file.write_text(json.dumps({"inputs": inputs, "outputs": outputs}))
+    command = ("certify", "--upstream", f"torchserve+http://{server.addresses['main.http']}")
+    unknown, known = (
+        {each["protocol"]: each for each in json.loads(found.stdout)["pairs"]}
+        for found in (
+            gateway(*command, "--model", "simple", "-o", "json", *flags)
+            for flags in ((), ("--expect", str(file)))
+        )
+    )
+    key = "models.NAME.signature"
+    assert {key} == {each["key"] for each in unknown.values()}
+    assert {"torchserve+http"} == known.keys() - unknown.keys()
+    # The messages of TorchServe's own clients pass as they are.
+    assert ("works", "") == (known["torchserve+http"]["verdict"], known["torchserve+http"]["key"])
+    assert ("refused", key) == (known["oip+grpc"]["verdict"], known["oip+grpc"]["key"])
+    assert 1 == len(known["oip+grpc"]["what"]), known["oip+grpc"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
@@ -64,6 +93,7 @@ def test_two_servers_are_compared(server: Running, tmp_path: Path) -> None:
         (("grpc://a:1", "--upstream", "grpc://a:1"), "expected URL, URL --against URL"),
         (("--upstream", "grpc://a:1", "--against", "grpc://a:1"), "expected URL, URL --against"),
         (("--upstream", "grpc://a:1", "--only", "infer"), "--upstream asks no rules"),
+        (("--upstream", "grpc://a:1", "--model", "m", "--expect", "sum"), "sum has no inputs"),
         (("--upstream", "grpc://127.0.0.1:1"), "cannot connect to 127.0.0.1:1"),
         (("--upstream", "nothing+grpc://127.0.0.1:1"), "unknown protocol 'nothing'"),
     ],

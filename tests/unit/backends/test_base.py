@@ -334,8 +334,8 @@ async def test_an_exception_of_a_model_is_reported_in_one_line(
     await model.stop()
 
 
-async def test_a_gateway_error_of_a_model_is_raised_unchanged() -> None:
-    """The caller gets the error that the model raised."""
+async def test_a_gateway_error_of_a_model_is_raised_with_its_version() -> None:
+    """The caller gets the error that the model raised, and can count it for the version."""
     error = InvalidRequest("A must be positive")
 
     def refuse(_inputs: Inputs, _job: Job) -> Arrays:
@@ -344,7 +344,7 @@ async def test_a_gateway_error_of_a_model_is_raised_unchanged() -> None:
     model = await started(refuse)
     with pytest.raises(InvalidRequest) as caught:
         await model(CALL)
-    assert caught.value is error
+    assert (caught.value, caught.value.model) == (error, ModelRef("m", "1"))
     await model.stop()
 
 

@@ -250,6 +250,28 @@ async def test_a_refusal_is_what_a_client_sees() -> None:
     assert f"the gateway refuses the call: {caught.value.message}" == found["mlflow+http"].what[0]
 
 
+async def test_replies_of_a_stream_are_compared_one_by_one() -> None:
+    """Clients whose protocol has streams over gRPC get all replies; the others are refused."""
+    async with server("repeat_stream") as service:
+
+        async def several(call: Any) -> Any:
+            reply = await service(call)
+            if not isinstance(reply, ModelMetadata):
+                return reply
+            three = TensorMetadata("IN", Datatype.INT32, (3,))
+            return reply.changed(inputs=(three,), decoupled=True)
+
+        found = {
+            each.protocol: each for each in await certify_pairs(several, URL, ["repeat_stream"])
+        }
+    works = {name: tuple(each.what) for name, each in found.items() if each.verdict == "works"}
+    assert {"oip+grpc": ()} == works
+    loses = {name for name, each in found.items() if each.verdict == "loses"}
+    assert {"grps+grpc", "torchserve+grpc"} == loses
+    assert "datatype of output IDX: INT64 for UINT32" in found["grps+grpc"].what
+    assert "more than one response" in found["oip+http"].what[0]
+
+
 async def test_stateful_models_get_a_sequence() -> None:
     """Clients whose protocol has sequences work, and the others are refused by name."""
     async with server("simple_sequence") as service:

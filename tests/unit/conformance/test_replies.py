@@ -15,18 +15,19 @@ from gateway.conformance.tensors import (
     CertifiedModel,
     DeclaredTensor,
     InferenceCase,
-    RawTensor,
     elements_of,
-    raw_of,
+    tensor_from,
 )
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import raw_tensor
 from gateway.schema import open_inference_pb2 as pb
 from gateway.settings.units import parse_url
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 
 THREE = struct.pack("<3f", 1.0, -0.0, 0.1)
-X = RawTensor("X", "FP32", (3,), THREE)
-Y = RawTensor("Y", "FP32", (3,), THREE)
+X = raw_tensor("X", Datatype.FP32, (3,), memoryview(THREE))
+Y = X.renamed("Y")
 COPY = CertifiedModel(
     "m",
     ("1",),
@@ -38,6 +39,7 @@ COPY = CertifiedModel(
 SUBJECT = RequestSubject(
     parse_url("http://127.0.0.1:8000"), model=COPY, case=InferenceCase((X,), (Y,))
 )
+INFER = ("oip", "inference.GRPCInferenceService/ModelInfer")
 KNOWN = AllowedReply(("200", "OK"), outputs="known")
 
 
@@ -133,24 +135,23 @@ def message(**changes: Any) -> GrpcResponse:
 
 def test_raw_and_typed_contents_over_grpc() -> None:
     assert (
-        mismatches(KNOWN, grpc_reply(message(raw_output_contents=[THREE]), "ModelInfer"), SUBJECT)
-        == []
+        mismatches(KNOWN, grpc_reply(message(raw_output_contents=[THREE]), *INFER), SUBJECT) == []
     )
-    short = grpc_reply(message(raw_output_contents=[THREE[:8]]), "ModelInfer")
-    assert "it has 2 elements" in "".join(mismatches(KNOWN, short, SUBJECT))
-    several = grpc_reply(message(raw_output_contents=[THREE, b""]), "ModelInfer")
+    short = grpc_reply(message(raw_output_contents=[THREE[:8]]), *INFER)
+    assert "has 8 bytes, shape [3] of FP32 needs 12" in "".join(mismatches(KNOWN, short, SUBJECT))
+    several = grpc_reply(message(raw_output_contents=[THREE, b""]), *INFER)
     assert "2 raw contents belong to 1 outputs" in "".join(mismatches(KNOWN, several, SUBJECT))
 
 
 def test_a_status_over_grpc() -> None:
-    reply = grpc_reply(GrpcResponse(status=GrpcStatus.NOT_FOUND, details="no"), "ModelInfer")
+    reply = grpc_reply(GrpcResponse(status=GrpcStatus.NOT_FOUND, details="no"), *INFER)
 
     assert mismatches(AllowedReply(("NOT_FOUND",)), reply, SUBJECT) == []
     assert mismatches(KNOWN, reply, SUBJECT) == ["NOT_FOUND: no; expected 200 or OK"]
 
 
 def test_classes_are_the_best_first_and_ties_by_index() -> None:
-    ranked = RawTensor("Y", "FP32", (1, 4), struct.pack("<4f", 1, 7, 7, 2))
+    ranked = tensor_from("Y", "FP32", (1, 4), [1, 7, 7, 2])
     subject = RequestSubject(SUBJECT.url, model=COPY, case=InferenceCase((), (ranked,)))
     answer = AllowedReply(("200",), outputs="classes")
 
@@ -176,7 +177,7 @@ def test_classes_are_the_best_first_and_ties_by_index() -> None:
     ],
 )
 def test_elements_and_raw_data_are_the_same_values(datatype: str, elements: list[Any]) -> None:
-    assert elements_of(datatype, raw_of(datatype, elements)) == elements
+    assert elements_of(tensor_from("Y", datatype, (len(elements),), elements)) == elements
 
 
 @pytest.mark.parametrize(
@@ -185,12 +186,13 @@ def test_elements_and_raw_data_are_the_same_values(datatype: str, elements: list
 )
 def test_elements_of_another_type_are_refused(datatype: str, element: Any) -> None:
     with pytest.raises(ValueError, match="element 0 is"):
-        raw_of(datatype, [element])
+        tensor_from("Y", datatype, (1,), [element])
 
 
 def test_a_length_of_bytes_beyond_the_data_is_refused() -> None:
-    with pytest.raises(ValueError, match="too many"):
-        elements_of("BYTES", struct.pack("<I", 1 << 31) + b"a")
+    tail = struct.pack("<I", 1 << 31) + b"a"
+    entry = {**binary(len(tail)), "datatype": "BYTES", "shape": [1]}
+    assert "output 0: tensor 'Y'" in "; ".join(replied(entry, tail=tail))
 
 
 def test_a_request_is_changed_and_shown_as_a_command() -> None:
@@ -204,8 +206,9 @@ def test_a_request_is_changed_and_shown_as_a_command() -> None:
     assert document["inputs"][0]["shape"] == [4]
     assert "id" not in document
     assert request.wire.view[size:] == THREE
-    assert request.command.startswith("printf '{")
-    assert "| curl -s -i http://127.0.0.1:8000/v2/models/m/infer" in request.command
+    assert request.command.startswith("python3 -c ")
+    assert "| curl -sS -i -H 'content-type: " in request.command
+    assert "http://127.0.0.1:8000/v2/models/m/infer --data-binary @-" in request.command
 
 
 def test_a_request_over_grpc_is_a_message_and_a_line() -> None:
@@ -216,7 +219,7 @@ def test_a_request_over_grpc_is_a_message_and_a_line() -> None:
     assert isinstance(request.wire, GrpcRequest)
     found = pb.ModelInferRequest.FromString(bytes(request.wire.view))
     assert (found.model_name, found.model_version) == ("m", "1")
-    assert raw_of("FP32", found.inputs[0].contents.fp32_contents) == THREE
+    assert struct.pack("<3f", *found.inputs[0].contents.fp32_contents) == THREE
     assert request.command.startswith("grpcurl -plaintext -d '{")
     assert request.command.endswith(" 127.0.0.1:8001 inference.GRPCInferenceService/ModelInfer")
 

@@ -15,7 +15,8 @@ from gateway.conformance.rules import (
 
 PROTOCOLS = (
     *("oip+http", "oip+grpc", "tfs+http", "mlflow+http", "seldon+http"),
-    *("trtis+http", "grps+http", "torchserve+http"),
+    *("trtis+http", "grps+http", "torchserve+http", "graphpipe+http"),
+    *("tfs+grpc", "seldon+grpc", "trtis+grpc", "grps+grpc", "torchserve+grpc"),
 )
 
 
@@ -48,6 +49,17 @@ def test_a_rule_for_each_value_has_it_in_all_texts() -> None:
     assert rules[1].needs == {"datatype": "BYTES"}
     assert rules[0].steps[0].request == {"infer": "json"}
     assert rules[0].steps[0].answers == (AllowedReply(status=("200", "4xx"), form="json"),)
+
+
+def test_a_rule_has_the_values_at_a_place_of_several_lists() -> None:
+    text = (
+        "rules: [{id: a.$kind, says: A., source: x, each: {kind: [FP32, INT8], type: [10, 2]}, "
+        "post: '', message: {$kind: $type}, answer: {status: 200}}]"
+    )
+    rules = parse_rules(yaml.safe_load(text))
+
+    assert [rule.id for rule in rules] == ["a.fp32", "a.int8"]
+    assert [rule.steps[0].request["message"] for rule in rules] == [{"FP32": 10}, {"INT8": 2}]
 
 
 @pytest.mark.parametrize(

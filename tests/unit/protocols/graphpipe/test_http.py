@@ -241,14 +241,6 @@ def test_other_methods_are_405(method: str) -> None:
     assert (405, "GET, HEAD, POST") == (response.status, response.headers.get("allow"))
 
 
-@pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "application/json"])
-def test_content_type_is_ignored(kind: str) -> None:
-    """Curl and JavaScript clients send form types; the body is the message in any case."""
-    headers = Headers((("Content-Type", kind),))
-    wire = HttpRequest("POST", "/graphpipe/m", "", headers, (INFER,))
-    assert InferRequest is type(CODEC.decode_call(wire))
-
-
 def test_context_has_headers_request_id_and_deadline() -> None:
     """They are part of the call, and are sent to an upstream."""
     headers = Headers((("X-Request-Id", "abc"), ("Traceparent", "00-1"), ("Cookie", "c")))
