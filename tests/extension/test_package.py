@@ -8,8 +8,11 @@ from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner, Result
 
-from tests.extension.kit import HERE, Serving, gateway, install_toy, serving
+from gateway.cli.commands import command_line
+from tests.extension.kit import HERE, Serving, install_toy, serving
+from tests.extension.readers import discovered
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -47,6 +50,12 @@ def running(site: Path) -> Iterator[Serving]:
         yield found
 
 
+def invoke(site: Path, *arguments: str) -> Result:
+    """Run a command of the gateway that finds the package."""
+    with discovered(site):
+        return CliRunner().invoke(command_line(arguments[:1]), arguments)
+
+
 def post(running: Serving, model: str, body: str, client: str = "guest") -> tuple[int, str]:
     connection = HTTPConnection(str(running.addresses["main.http"]), timeout=60)
     try:
@@ -68,7 +77,7 @@ def test_the_package_is_small() -> None:
 
 def test_the_schema_has_its_key(site: Path) -> None:
     """`gateway schema` has the key of the policy in both places, with its help."""
-    found = gateway(site, "schema")
+    found = invoke(site, "schema")
     assert "" == found.stderr
     definitions = json.loads(found.stdout)["$defs"]
     for section in ("PoliciesConfig", "RouteConfig"):
@@ -81,7 +90,7 @@ def test_the_schema_has_its_key(site: Path) -> None:
 
 def test_the_layers_have_its_policy(site: Path) -> None:
     """`gateway explain --layers` shows it in its place, before the limits of the route."""
-    names = [line.split()[0] for line in gateway(site, "explain", "--layers").stdout.splitlines()]
+    names = [line.split()[0] for line in invoke(site, "explain", "--layers").stdout.splitlines()]
     assert names.index("MaxElements") == names.index("CallLimits") - 1
 
 
@@ -108,9 +117,9 @@ def check_keys(site: Path, folder: Path, text: str, changes: Sequence[Change]) -
         text = text.replace(old, new)
     config = folder / "gateway.yaml"
     config.write_text(text)
-    found = gateway(site, "validate", str(config))
-    assert 1 == found.returncode, found
-    lines = (found.stdout + found.stderr).splitlines()
+    found = invoke(site, "validate", str(config))
+    assert 1 == found.exit_code, found
+    lines = found.output.splitlines()
     for _, _, path, message in changes:
         assert [line for line in lines if f" {path}: " in line and message in line], (path, lines)
 

@@ -184,7 +184,7 @@ async def test_no_credential_is_shown(tmp_path: Path, capsys: pytest.CaptureFixt
     shown.append(recorded.decode("latin-1"))
     words = ["explain", str(file), "--client", "fraud", "--operation", "inference"]
     file.write_text(text)
-    explained = CliRunner().invoke(command_line(), words)
+    explained = CliRunner().invoke(command_line(words[:1]), words)
     assert "access: allow" in explained.output
     shown += [explained.output, str(capsys.readouterr())]
     for value in (KEY, secret, digest, salt):

@@ -6,6 +6,7 @@ Cells are generated from the registry: a protocol joins by being registered and 
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from tests.matrix.clients import CLIENTS, Array, Client, Refused
 from tests.matrix.refusals import REFUSALS, has_null_infinities, refusal
 from tests.properties.carries import WAYS, Carries
 
-STEP = 4
+STEP = len(Datatype)
 BY_CLIENT = pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name)
 BY_UPSTREAM = pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
 
@@ -28,7 +29,7 @@ BY_UPSTREAM = pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
 @BY_CLIENT
 @BY_UPSTREAM
 async def test_identity_models_return_their_input(client: Client, way: Carries) -> None:
-    """Each case of every fourth datatype, and of each rule, returns as sent or is rejected by it."""
+    """Each case of one datatype, and of each rule, returns as sent or is rejected by the rule."""
     for datatype in chosen(client, way):
         await returns_input(client, way, datatype)
 
@@ -115,10 +116,16 @@ def metadata_of(name: str, datatype: Datatype, case: Case) -> ModelMetadata:
     )
 
 
-@BY_CLIENT
-@BY_UPSTREAM
+@pytest.mark.parametrize(
+    ("client", "way"),
+    [
+        pytest.param(client, way, id=f"{way.name}-{client.name}")
+        for (one, client), (other, way) in product(enumerate(CLIENTS), enumerate(WAYS))
+        if (one + other) % 7 == 0
+    ],
+)
 async def test_two_inputs_and_two_outputs_are_not_swapped(client: Client, way: Carries) -> None:
-    """Sum and difference equal numpy's."""
+    """Sum and difference equal numpy's, for two clients or three before each upstream."""
     model = model_of(client, way, "simple")
     rng = np.random.default_rng(0)
     async with gateway(client, way, model.name, "gateway.backends.examples:simple") as transport:

@@ -21,19 +21,15 @@ from tests.properties.registered import REGISTERED
 _ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize(
-    ("codec", "part"),
-    [
-        ("mlflow.http", "jsonlines lines"),
-        ("mlflow.http", "split: dataframe_split keys"),
-        ("torchserve.http", "form escapes"),
-        ("seldon.http", "form escapes"),
-        ("seldon.http", 'ndarray: data.ndarray list of {"a":0}'),
-    ],
-)
-def test_small_parts_take_little_memory(codec: str, part: str) -> None:
+def test_small_parts_take_little_memory() -> None:
     """What once took up to a thousand times its size takes at most eight times, and 16 MiB."""
-    _check(codec, part)
+    _check(
+        "mlflow.http jsonlines lines",
+        "mlflow.http split: dataframe_split keys",
+        "torchserve.http form escapes",
+        "seldon.http form escapes",
+        'seldon.http ndarray: data.ndarray list of {"a":0}',
+    )
 
 
 @pytest.mark.slow
@@ -53,17 +49,8 @@ def test_every_message_that_grows_takes_little_memory(codec: str) -> None:
     _check(codec, count=LONG)
 
 
-def _check(codec: str, part: str = "", *, count: int = SHORT, some: int = 0) -> None:
-    # In a process of its own: one that has read other messages hides what this one takes.
-    command = [
-        sys.executable,
-        "-m",
-        "tests.properties.amplified",
-        codec,
-        str(count),
-        part,
-        str(some),
-    ]
+def _check(*names: str, count: int = SHORT, some: int = 0) -> None:
+    command = [sys.executable, "-m", "tests.properties.amplified", str(count), str(some), *names]
     done = subprocess.run(command, cwd=_ROOT, capture_output=True, check=False)
     assert 0 == done.returncode, done.stdout.decode()[-4000:] + done.stderr.decode()[-2000:]
 
@@ -133,7 +120,7 @@ def test_many_objects_are_built_as_by_a_parser_at_once(element: str) -> None:
 @pytest.mark.parametrize("codec", ["tfs", "mlflow", "torchserve", "seldon", "oip"])
 def test_what_bulk_takes_is_reserved_or_refused(codec: str) -> None:
     """Bulk took up to thirty times its size, and numbers of many digits held the loop for 0.2 s."""
-    _check(f"{codec}.http", "bulk", count=LONG)
+    _check(f"{codec}.http bulk", count=LONG)
 
 
 @pytest.mark.parametrize("digits", [309, 4301])

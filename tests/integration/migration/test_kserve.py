@@ -214,7 +214,7 @@ def test_a_transformer_called_one_of_several_predictors(monkeypatch: pytest.Monk
 
     monkeypatch.setattr("gateway.migration.commands.kserve.run_loaded", run)
     words = ["--predictor_host=fraud-predictor.default", "--predictor_protocol=grpc-v2"]
-    CliRunner().invoke(command_line(), ["kserve", *words])
+    CliRunner().invoke(command_line(["kserve"]), ["kserve", *words])
     (upstream,) = loaded[0].config.upstreams.values()
     assert ("all", "fraud-predictor.default") == (upstream.resolve, upstream.all_urls[0].host)
 

@@ -89,6 +89,6 @@ def test_validate_has_a_warning(tmp_path: Path, flags: list[str]) -> None:
     """It is a warning, and an error with --strict."""
     path = tmp_path / "gateway.yaml"
     path.write_text(CONFIG % "{url: 'oip+grpc://pods.test:1'}")
-    done = CliRunner().invoke(command_line(), ["validate", str(path), *flags])
+    done = CliRunner().invoke(command_line(["validate"]), ["validate", str(path), *flags])
     assert bool(flags) == bool(done.exit_code)
     assert f"warning: upstreams.a.resolve: {NOT_ALL}" in done.output

@@ -28,7 +28,8 @@ upstreams: {a: {url: grpc://h, extra: 1}}
 
 def gateway(*arguments: str | Path) -> Result:
     """Run the command line."""
-    return CliRunner().invoke(command_line(), [str(argument) for argument in arguments])
+    words = [str(argument) for argument in arguments]
+    return CliRunner().invoke(command_line(words[:1]), words)
 
 
 @pytest.fixture
@@ -76,12 +77,12 @@ def test_terminals_show_colours(
     }
     monkeypatch.delenv("NO_COLOR", raising=False)
     for path, expected in coloured.items():
-        result = CliRunner().invoke(command_line(), ["validate", str(path)], color=True)
+        result = CliRunner().invoke(command_line(["validate"]), ["validate", str(path)], color=True)
         assert expected in result.stdout
         assert "\x1b" not in gateway("validate", path).stdout
     monkeypatch.setenv("NO_COLOR", "1")
     for path in coloured:
-        result = CliRunner().invoke(command_line(), ["validate", str(path)], color=True)
+        result = CliRunner().invoke(command_line(["validate"]), ["validate", str(path)], color=True)
         assert "\x1b" not in result.stdout
 
 

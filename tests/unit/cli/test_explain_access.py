@@ -44,7 +44,7 @@ def config(tmp_path: Path) -> Path:
 
 def explain(config: Path, *arguments: str) -> tuple[int, str]:
     """Return the exit status and the output of `gateway explain`."""
-    result = CliRunner().invoke(command_line(), ["explain", str(config), *arguments])
+    result = CliRunner().invoke(command_line(["explain"]), ["explain", str(config), *arguments])
     return result.exit_code, result.stdout
 
 
@@ -116,11 +116,11 @@ def test_rules_have_their_errors_with_line_and_column(config: Path) -> None:
     """An unknown operation, a limit of a rule that denies, and a name used twice are errors."""
     text = config.read_text()
     config.write_text(text.replace("[model-repository]", "[model-repositories]"))
-    result = CliRunner().invoke(command_line(), ["validate", str(config)])
+    result = CliRunner().invoke(command_line(["validate"]), ["validate", str(config)])
     assert ":15:72: security.rules[1].operations[0]: expected" in result.stdout
     config.write_text(text.replace("no-control,", "fraud-infers,"))
-    result = CliRunner().invoke(command_line(), ["validate", str(config)])
+    result = CliRunner().invoke(command_line(["validate"]), ["validate", str(config)])
     assert "duplicate name 'fraud-infers'" in result.stdout
     config.write_text(text.replace("effect: deny,", "effect: deny, max_bytes: 1MiB,"))
-    result = CliRunner().invoke(command_line(), ["validate", str(config)])
+    result = CliRunner().invoke(command_line(["validate"]), ["validate", str(config)])
     assert "'max_bytes' is for rules with 'effect: allow'" in result.stdout

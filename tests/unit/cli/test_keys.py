@@ -24,7 +24,9 @@ def file(tmp_path: Path) -> Path:
 
 def keys(file: Path, *words: str, stdin: str = "", status: int = 0) -> str:
     """Run a command about the file; return what it prints to standard output."""
-    result = CliRunner().invoke(command_line(), ["keys", *words, "--file", str(file)], input=stdin)
+    result = CliRunner().invoke(
+        command_line(["keys"]), ["keys", *words, "--file", str(file)], input=stdin
+    )
     assert (status, words) == (result.exit_code, words), result.output
     return result.stdout
 
@@ -90,10 +92,10 @@ def test_a_configuration_names_the_file(tmp_path: Path) -> None:
     config.write_text(
         "version: 1\nlisteners: [{http: 8000}]\nsecurity: {keys: {file: keys.yaml}}\n"
     )
-    run = CliRunner()
+    run, app = CliRunner(), command_line(["keys"])
     words = ["keys", "add", "fraud"]
-    assert 0 == run.invoke(command_line(), [*words, "-c", str(config)]).exit_code
+    assert 0 == run.invoke(app, [*words, "-c", str(config)]).exit_code
     assert [each.client for each in load_key_file(tmp_path / "keys.yaml").keys] == ["fraud"]
-    assert 2 == run.invoke(command_line(), words).exit_code
-    assert 2 == run.invoke(command_line(), [*words, "-c", "a", "--file", "b"]).exit_code
-    assert 2 == run.invoke(command_line(), [*words, "--file", "b", "--expires", "soon"]).exit_code
+    assert 2 == run.invoke(app, words).exit_code
+    assert 2 == run.invoke(app, [*words, "-c", "a", "--file", "b"]).exit_code
+    assert 2 == run.invoke(app, [*words, "--file", "b", "--expires", "soon"]).exit_code

@@ -37,8 +37,8 @@ async def get(address, path):
     writer.close()
     return int(reply.split()[1])
 
-async def main():
-    loaded = load_text(TEXT)
+async def main(text):
+    loaded = load_text(text)
     gateway = Gateway(loaded)
     reloader = Reloader(lambda: loaded, loaded, gateway.reload)
     await gateway.start(reloader, LeadingParts.of(OwnProcess(loaded)))
@@ -47,10 +47,12 @@ async def main():
     await gateway.stop()
     return statuses
 
-statuses = asyncio.run(main())
+capture = sys.argv.pop(2)
 wings = ("gateway.migration", "gateway.events", "gateway.shadow")
-kit = sorted(name for name in sys.modules if name.startswith(wings))
-print(json.dumps([statuses, kit]), file=sys.stderr)
+for more in ("", f"capture: {{directory: {capture}}}\\n") if capture else ("",):
+    statuses = asyncio.run(main(TEXT + more))
+    kit = sorted(name for name in sys.modules if name.startswith(wings))
+    print(json.dumps([statuses, kit]), file=sys.stderr)
 """
 
 
@@ -58,30 +60,22 @@ OF_EVENTS = {"extension", "leading", "names", "settings"}
 """Modules that each gateway imports."""
 
 
-def serve(kit: str, *paths: str) -> tuple[dict[str, int], list[str]]:
-    """Run a gateway without a key of the kit; return statuses by path, and modules of the kit."""
-    command = [sys.executable, "-c", _PROGRAM, kit, *paths]
+def serve(kit: str, capture: str, *paths: str) -> list[tuple[dict[str, int], list[str]]]:
+    """Run a gateway without a key of the kit, then one that records in the folder *capture*.
+
+    Returns:
+        For each, statuses by path, and modules of the kit that are imported then.
+    """
+    command = [sys.executable, "-c", _PROGRAM, kit, capture, *paths]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert 0 == done.returncode, done.stderr
-    statuses, modules = json.loads(done.stderr.splitlines()[-1])
-    return statuses, modules
+    return [json.loads(line) for line in done.stderr.splitlines() if line.startswith("[{")]
 
 
-def serve_capture(directory: Path) -> list[str]:
-    """Run a gateway with a capture; return the modules of the kit that it imported."""
-    text = f"capture: {{directory: {directory}}}\n'''"
-    program = _PROGRAM.replace("'''\n\nasync def get", f"{text}\n\nasync def get", 1)
-    command = [sys.executable, "-c", program, "present"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    assert 0 == done.returncode, done.stderr
-    modules: list[str] = json.loads(done.stderr.splitlines()[-1])[1]
-    assert "gateway.migration.mirror.capture_tap" in modules
-    return modules
-
-
-def test_folders_of_the_kit_are_not_imported_without_a_key() -> None:
-    """Its pages are there nevertheless, and say that nothing is configured."""
-    statuses, modules = serve("present", "/ui/migrations", "/api/v1/migrations", "/stock")
+def test_the_kit_is_not_imported_without_a_key(tmp_path: Path) -> None:
+    """Its pages say that nothing is configured; a capture alone imports nothing more of events."""
+    pages = ("/ui/migrations", "/api/v1/migrations", "/stock")
+    (statuses, modules), (_, recording) = serve("present", str(tmp_path), *pages)
     assert {
         "/ui/migrations": 200,
         "/api/v1/migrations": 200,
@@ -91,19 +85,15 @@ def test_folders_of_the_kit_are_not_imported_without_a_key() -> None:
     assert "gateway.migration" in modules
     folders = {name.split(".")[2] for name in modules if name.count(".") > 1}
     assert set() == folders & {"mirror", "cutover", "replay", "report"}
-    own = {name for name in modules if name.startswith("gateway.events.")}
-    assert OF_EVENTS == {name.rpartition(".")[2] for name in own}
-
-
-def test_a_gateway_that_records_imports_nothing_of_events(tmp_path: Path) -> None:
-    """Without `events`, a capture imports the key of them, and what leads where there are sinks."""
-    found = serve_capture(tmp_path)
-    own = {name for name in found if name.startswith("gateway.events.")}
-    assert OF_EVENTS == {name.rpartition(".")[2] for name in own}
+    assert "gateway.migration.mirror.capture_tap" in recording
+    for found in (modules, recording):
+        own = {name for name in found if name.startswith("gateway.events.")}
+        assert OF_EVENTS == {name.rpartition(".")[2] for name in own}
 
 
 def test_a_gateway_serves_without_the_kit() -> None:
     """Without its line in the registry no module of it is imported, and its paths are unknown."""
-    statuses, modules = serve("absent", "/ui/", "/api/v1/status", "/status", "/ui/migrations")
+    pages = ("/ui/", "/api/v1/status", "/status", "/ui/migrations")
+    ((statuses, modules),) = serve("absent", "", *pages)
     assert [200, 200, 200, 404, 200] == list(statuses.values())
     assert ["gateway.migration"] == [name for name in modules if "migration" in name]
