@@ -75,6 +75,7 @@ class Far:
         self.reads.set()
         self.early: bytes | None = None
         self.connections = 0
+        self.writers: list[asyncio.StreamWriter] = []
         output = {"name": "y", "datatype": "INT32", "shape": [1], "data": [value]}
         body = json.dumps({**ANSWER, "outputs": [output]}).encode()
         self._answer = (
@@ -102,6 +103,7 @@ class Far:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
+        self.writers.append(writer)
         try:
             while True:
                 seen = Seen((await reader.readuntil(b"\r\n\r\n")).decode())

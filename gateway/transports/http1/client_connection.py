@@ -15,6 +15,7 @@ from gateway.ir.errors import GatewayError, NotSent
 from gateway.transports.http.client_rules import UpstreamErrors
 from gateway.transports.http1.head_reader import READ_BYTES
 from gateway.transports.http1.response_reader import ResponseHeadCache, ResponseReader
+from gateway.transports.http1.streaming_body import CutThroughBody
 from gateway.transports.net.sockets import (
     has_unread,
     peer_left,
@@ -240,6 +241,8 @@ class Http1ClientConnection(asyncio.BufferedProtocol):
         self.transport.writelines(buffers)
         if self.transport.is_closing():
             self.note_unsent()
+        elif isinstance(rest, CutThroughBody):
+            rest.splice_to(self.transport)
         return response
 
     async def more(self) -> None:

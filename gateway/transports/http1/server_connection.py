@@ -352,6 +352,13 @@ class Http1ServerConnection(WritePause, asyncio.BufferedProtocol):
         if not self._unparsed:
             self._read_on()
 
+    def body_ended(self) -> None:
+        """Read what follows the body, whose last byte was taken past this connection."""
+        reading, self._reading = self._reading, None
+        if reading is not None:
+            reading.is_complete = True
+        self.resume_reading()
+
     def pause_reading(self) -> None:
         """Read nothing more until `resume_reading`."""
         if not self._is_paused and self.transport is not None:

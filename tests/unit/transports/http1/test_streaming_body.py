@@ -28,6 +28,7 @@ class FakeSource:
         self.piece = piece
         self.reading = False
         self.checks: list[int] = []
+        self.transport = None
         self.streaming_body: CutThroughBody
 
     def resume_reading(self) -> None:
@@ -38,6 +39,9 @@ class FakeSource:
 
     def check_peer(self, missing: int) -> None:
         self.checks.append(missing)
+
+    def body_ended(self) -> None:
+        raise AssertionError("nothing is spliced")
 
     def send(self, size: int | None = None) -> None:
         """Let the client send *size* bytes, or all; it keeps the bytes that are not read."""
