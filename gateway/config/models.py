@@ -225,6 +225,10 @@ class UpstreamConfig(Model):
     cancels it at the server. `withhold` lets it end, and drops the reply. `auto` withholds before
     Triton below 2.59, which cancelled calls end, and before servers of unknown version. `transport:
     reference` always forwards. Default: `auto`."""
+    hand_over: Annotated[Literal["auto", "off"], OFF_OR_FALSE] = "auto"
+    """Whether inputs from 64 KiB on go to a server of Open Inference in shared memory. `auto` does
+    that for Triton from 2.51 on, at a loopback address or a unix socket, if it can open the files
+    of the gateway in `/dev/shm`. `status` says why it does not. Default: `auto`."""
     probe: ProbeConfig = ProbeConfig()
     """Readiness probes of each address."""
     metrics: Names = ()
@@ -407,6 +411,9 @@ class Config(Model):
     more for each request. Responses, and requests of clients that hold less than 1/64 of it, may
     exceed it by a quarter. Default: 512 MiB, or 40 % of the memory limit of the cgroup if that is
     less, divided by the number of workers."""
+    hand_over_bytes: Size | None = None
+    """Largest number of bytes in `/dev/shm` in which a worker hands tensors over to servers on this
+    machine, in parts of up to 32 MiB. Default: a quarter of `in_flight_bytes`."""
     in_flight_bytes_per_address: Size | None = None
     """Part of `in_flight_bytes` of one client address, or of one connection of a unix socket, that
     no other one delays. It may have more while memory is free, and gives way once others wait.
