@@ -215,6 +215,10 @@ class UpstreamConfig(Model):
     `forward` cancels it at the server. `withhold` lets it end, and drops the reply. `auto`
     withholds before Triton below 2.59, which cancelled calls end, and before unknown versions.
     `transport: reference` always forwards. Default: `auto`."""
+    hand_over: Annotated[Literal["auto", "off"], OFF_OR_FALSE] = "auto"
+    """Whether inputs from 64 KiB on go to a server of Open Inference in shared memory. `auto` does
+    that for Triton from 2.51 on, at a loopback address or a unix socket, if it can open the files
+    of the gateway in `/dev/shm`. `status` says why it does not. Default: `auto`."""
     probe: ProbeConfig = ProbeConfig()
     """Readiness probes of each address."""
     metrics: Names = ()
@@ -391,6 +395,9 @@ class Config(Model):
     request. Responses, and requests of clients that hold less than 1/64 of it, may exceed it by
     a quarter. Default: 512 MiB, or 40 % of the memory limit of the cgroup if that is less,
     divided by the workers."""
+    hand_over_bytes: Size | None = None
+    """Largest number of bytes in `/dev/shm` in which a worker hands tensors over to servers on this
+    machine, in parts of up to 32 MiB. Default: a quarter of `in_flight_bytes`."""
     in_flight_bytes_per_address: Size | None = None
     """Part of `in_flight_bytes` that no other client address, or connection of a unix socket,
     delays. It may have more while memory is free. Default: a quarter of `in_flight_bytes`."""

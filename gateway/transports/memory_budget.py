@@ -67,6 +67,10 @@ class Watched(Protocol):
         """Release everything, and end the message."""
 
 
+def no_pool(_size: int) -> None:
+    """Return None: there is no pool."""
+
+
 class MemoryBudget(Limiter):
     """Limits the bytes of requests and responses in memory, over all listeners of the process.
 
@@ -87,6 +91,8 @@ class MemoryBudget(Limiter):
         is_scarce: What *on_scarce* was called with.
         call_bytes: What a request in flight counts beside its bytes: its task, and what the layers
             keep of it until the reply.
+        pool: Returns memory for a large request that a server on this machine can read; None where
+            there is none. It counts as any other.
     """
 
     def __init__(
@@ -109,6 +115,7 @@ class MemoryBudget(Limiter):
         self._response_at = 0.0  # when memory was acquired for one that had waited
         self._moving: dict[Watched, None] = {}
         self._is_settling = False
+        self.pool: Callable[[int], memoryview | None] = no_pool
         self._progress_timer: asyncio.TimerHandle | None = None
 
     @property

@@ -203,6 +203,10 @@ class Reservation:
         """Return an empty reservation of the same client."""
         return Reservation(self._budget, self._wait_s, self.share, self._deadline)
 
+    def pooled(self, size: int) -> memoryview | None:
+        """Return memory of `MemoryBudget.pool`."""
+        return self._budget.pool(size)
+
     def allocated(self, size: int) -> None:
         """As `MemoryBudget.allocated`."""
         self._budget.allocated(size)

@@ -43,7 +43,7 @@ class ReservedBuffer:
     Args:
         size: The size of the message.
         held: The reservation of the message, which holds nothing else.
-        lasts: Whether the reservation lasts until the message is freed.
+        lasts: Whether the reservation lasts until the message is freed, which is a response.
 
     Attributes:
         filled: How many bytes have arrived.
@@ -55,7 +55,8 @@ class ReservedBuffer:
         held.allocated(size)
         self._size = size
         self._reservation = held
-        self._view = message_memory(size, held if lasts else None)
+        pooled = None if lasts else held.pooled(size)
+        self._view = message_memory(size, held if lasts else None) if pooled is None else pooled
         self.filled = 0
 
     def __del__(self) -> None:

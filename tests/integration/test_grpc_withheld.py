@@ -14,6 +14,7 @@ from gateway.app.build.chain_context import NO_CONTEXT
 from gateway.app.build.upstreams import build_upstream
 from gateway.config.models import UpstreamConfig
 from gateway.ir.errors import DeadlineExceeded, Overloaded, Unavailable
+from gateway.policies.hand_over.pool import RegionPool
 from gateway.policies.signatures import DescribedModels
 from gateway.telemetry.metrics import Metrics
 from gateway.transports.contract import ClientLimits, GrpcMount, MemoryBudget, ServerLimits
@@ -210,7 +211,7 @@ async def test_timed_out_probe_is_withheld() -> None:
     await server.start()
     document = {"url": f"oip+grpc://{server.address}", "transport": MAKES.client}
     config = UpstreamConfig.model_validate({**document, "probe": {"timeout": "1s"}})
-    parts = {**NO_CONTEXT.parts, MemoryBudget: budget}
+    parts = {**NO_CONTEXT.parts, MemoryBudget: budget, RegionPool: RegionPool(0)}
     at = replace(NO_CONTEXT, name="u", sections={"upstream": config}, parts=parts, metrics=metrics)
     built = build_upstream(config, DescribedModels(), Path(), at)
     calls = f'gateway_upstream_withheld_calls{{endpoint="{server.address}",upstream="u"}} '

@@ -16,6 +16,7 @@ import structlog
 
 from gateway.app.build.server_identity import ServerIdentity
 from gateway.concurrency.background import start_background
+from gateway.policies.hand_over.policy import HandOver
 from gateway.routing.balancing.endpoint import Endpoint
 from gateway.routing.balancing.endpoints import Endpoints
 from gateway.routing.balancing.health_probe import Prober
@@ -43,6 +44,7 @@ class BuiltEndpoint:
         http: Its HTTP client; None if it has none.
         closes: Close its clients.
         questions: Sends questions over connections that inferences do not use.
+        hand_over: Hands large tensors over in shared memory; None if its server is elsewhere.
     """
 
     endpoint: Endpoint
@@ -52,6 +54,7 @@ class BuiltEndpoint:
     http: HttpClient | None
     closes: tuple[Callable[[], Awaitable[None]], ...]
     questions: Service
+    hand_over: HandOver | None = None
 
     async def drain(self) -> None:
         """Stop probing, and wait for cancelled calls that still run."""

@@ -53,6 +53,7 @@ from gateway.config.models import Config, ListenerConfig, UpstreamConfig
 from gateway.ir.metadata import ServerMetadata
 from gateway.policies.access.authorise import ListenerAccess
 from gateway.policies.access.layers import ClientAccess
+from gateway.policies.hand_over.pool import RegionPool
 from gateway.policies.limits.sequences import SEQUENCE_IDLE
 from gateway.policies.shared_memory.forwarded import ForwardRegions
 from gateway.policies.shared_memory.layer import SHARED_MEMORY, SharedRegions
@@ -477,6 +478,7 @@ class ServiceGraph:
             sections={**sections, "policies": self.config.policies, "top": self.config},
             parts={
                 MemoryBudget: self._process.budget,
+                RegionPool: self._process.pool,
                 Spans: Spans(self._process.tracing),
                 RecordedCalls: RecordedCalls(self.loaded, recorded_calls),
             },

@@ -38,6 +38,8 @@ from gateway.policies.forward_headers import (
     QuestionHeaders,
     forwards_authorization,
 )
+from gateway.policies.hand_over.policy import HandOver
+from gateway.policies.hand_over.pool import RegionPool
 from gateway.policies.known_models import KnownModels
 from gateway.policies.signatures import DescribedModels
 from gateway.registry import carrier_of, protocol
@@ -412,6 +414,17 @@ class _EndpointBuilder:
             withheld=withheld,
         )
         identity = ServerIdentity(upstream, name, url, cancellation, withheld)
+        service: Service = connected.service
+        hand_over = None
+        if config.hand_over == "auto" and (is_loopback or url.socket) and url.protocol == "oip":
+            hand_over = service = HandOver(
+                service,
+                probing.service,
+                self.at.part(RegionPool),
+                lambda: identity.server,
+                upstream=upstream,
+                endpoint=name,
+            )
         server = ServerTraits(
             connected.needs,
             protocol(url.protocol).classifies,
@@ -423,7 +436,7 @@ class _EndpointBuilder:
         at = self.at.inside(name, "upstream", config).with_parts(
             server, AddedHeaders(config.headers), self.described
         )
-        endpoint = Endpoint(name, build_chain("endpoint", connected.service, at))
+        endpoint = Endpoint(name, build_chain("endpoint", service, at))
         metrics.gauges.watch(names.UPSTREAM_SHARE, labels, endpoint, lambda it: it.share.value)
         questions = build_chain("endpoint", probing.service, at)
         prober = Prober(
@@ -435,9 +448,11 @@ class _EndpointBuilder:
             identify=identity,
             service=questions,
         )
-        closes = (connected.close, probing.close)
+        closes: tuple[Close, ...] = (connected.close, probing.close)
+        if hand_over is not None:
+            closes = (hand_over.close, *closes)
         return BuiltEndpoint(
-            endpoint, prober, identity, withheld, connected.http, closes, questions
+            endpoint, prober, identity, withheld, connected.http, closes, questions, hand_over
         )
 
     def connect(self, url: Url, **settings: Any) -> Connected:

@@ -42,6 +42,7 @@ from gateway.concurrency.offload import limit_memory
 from gateway.config.admin import admin_tls
 from gateway.config.load import ConfigError, LoadedConfig
 from gateway.config.models import Config
+from gateway.policies.hand_over.pool import RegionPool, remove_leftovers
 from gateway.policies.limits.shed_load import ProcessLoad
 from gateway.policies.observe import Recorder
 from gateway.policies.shared_memory.forwarded import ForwardedRegions
@@ -172,6 +173,7 @@ class Gateway:
             forwarded=ForwardedRegions(
                 SHARED_REGIONS.of(config), is_shared=not self._slot.is_single
             ),
+            pool=_region_pool(config, self._budget),
             load=self._load,
             obstacle=self._access.obstacle,
             parts=self.parts,
@@ -533,12 +535,16 @@ class Gateway:
         if self._leading is not None:
             await self._leading.stop()
         self._regions.close()
+        self._process.pool.close()
         self._trimmer.stop()
         self._loop_lag.stop()
         self._call_log.close()
         if self._export is not None:
             await self._export.close()
 
+
+# The divisor of the memory budget, for shared memory beside it.
+_HAND_OVER_SHARE: Final = 4
 
 # A reload waits for the calls in progress for this time, before it is confirmed.
 _CONFIRM_S = 1.0
@@ -548,6 +554,14 @@ def _server_counts(graph: Callable[[], ServiceGraph], counts: ModelCounts) -> Se
     from gateway.app.run.server_counts import ServerCounts  # noqa: PLC0415  # only with `compat`
 
     return ServerCounts(graph, counts)
+
+
+def _region_pool(config: Config, budget: MemoryBudget) -> RegionPool:
+    """Return a pool of shared memory, from which large requests get their memory."""
+    remove_leftovers()
+    pool = RegionPool(config.hand_over_bytes or budget.limit // _HAND_OVER_SHARE)
+    budget.pool = pool.memory
+    return pool
 
 
 def memory_budget(config: Config, slot: WorkerSlot = SINGLE_PROCESS) -> int:

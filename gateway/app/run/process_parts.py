@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from gateway.app.build.parts import ServingParts
 from gateway.app.chains.tracing import Tracing
+from gateway.policies.hand_over.pool import RegionPool
 from gateway.policies.limits.shed_load import ProcessLoad
 from gateway.policies.observe import Recorder
 from gateway.policies.shared_memory.forwarded import ForwardedRegions
@@ -25,6 +26,7 @@ class ProcessParts:
         call_log: Writes the line of each call.
         regions: Shared memory that clients registered with the gateway.
         forwarded: Shared memory that clients registered with upstreams.
+        pool: Shared memory in which large tensors are handed over to servers.
         load: The load of the process.
         obstacle: Returns why the process is not ready whatever its routes are; "" for no reason.
         new_path: Makes the record of a call's path.
@@ -39,6 +41,7 @@ class ProcessParts:
     call_log: CallLog
     regions: Regions
     forwarded: ForwardedRegions
+    pool: RegionPool
     load: ProcessLoad
     obstacle: Callable[[], str] = str
     new_path: Callable[..., CallPath] = CallPath

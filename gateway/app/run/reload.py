@@ -74,6 +74,7 @@ _FIXED_KEYS: Final[tuple[KeyPath, ...]] = (
     ("lifecycle", "hand_over"),
     ("lifecycle", "reload"),
     ("in_flight_bytes",),
+    ("hand_over_bytes",),
     ("in_flight_bytes_per_address",),
 )
 

@@ -20,6 +20,7 @@ from gateway.ir.calls import (
     SharedUnregisterRequest,
 )
 from gateway.ir.errors import (
+    Forbidden,
     GatewayError,
     RegionNotFound,
     Unsupported,
@@ -34,6 +35,7 @@ from gateway.policies.shared_memory.regions import (
     check_place,
     check_room,
     check_segment,
+    is_own,
 )
 from gateway.service import Service
 
@@ -62,11 +64,16 @@ class ForwardedRegions:
 
         Raises:
             InvalidRequest: Its key is not the name of a segment, or it exceeds the segment.
-            Forbidden: None of *keys* allows its key.
+            Forbidden: None of *keys* allows its key, or its name is one of the gateway's own.
             RegionUnusable: The segment does not exist.
             TooLarge: The maximum number of regions is registered.
             Unsupported: It has an offset, which other worker processes would not know.
         """
+        if is_own(region.name):
+            raise Forbidden(
+                f"region {region.name!r} has the name of a region of the gateway; expected another "
+                "name"
+            )
         if region.name not in self._regions:
             check_room(len(self._regions), self._most)
         if region.device is not None:
@@ -111,7 +118,7 @@ class ForwardedRegions:
         region = self._regions.get(shared.region)
         if region is not None:
             check_place(what, shared, region)
-        elif not self._is_shared:
+        elif not self._is_shared or is_own(shared.region):
             raise RegionNotFound(
                 f"{what} refers to the unregistered shared memory region {shared.region!r}"
             )
@@ -169,12 +176,29 @@ class ForwardRegions:
             await self._call_all(call)
             self._regions.add(region)
             return None
-        replies = [reply for each in self._by_kind(call) for reply in await self._call_all(each)]
+        if isinstance(call, SharedUnregisterRequest) and is_own(call.region):
+            return None  # as for any region that is not registered
+        calls = [found for each in self._by_kind(call) for found in await self._without_own(each)]
+        replies = [reply for each in calls for reply in await self._call_all(each)]
         if isinstance(call, SharedUnregisterRequest):
             self._regions.remove(call.region, call.is_cuda)
         if not isinstance(call, SharedStatusRequest):
             return None
-        return tuple([self._regions.as_registered(region) for region in _merge(replies)])
+        regions = [region for region in _merge(replies) if not is_own(region.name)]
+        return tuple([self._regions.as_registered(region) for region in regions])
+
+    async def _without_own(self, call: Call[Any]) -> list[Call[Any]]:
+        """Return calls that do not unregister the regions in which gateways hand tensors over."""
+        if not isinstance(call, SharedUnregisterRequest) or call.region or call.is_cuda:
+            return [call]
+        try:
+            question = SharedStatusRequest(context=call.context, is_cuda=False)
+            listed = _merge(await self._call_all(question))
+        except GatewayError:
+            return [call]  # without a list there are no regions of a gateway either
+        if not any(is_own(region.name) for region in listed):
+            return [call]
+        return [call.changed(region=each.name) for each in listed if not is_own(each.name)]
 
     def _by_kind(self, call: Call[Any]) -> list[Call[Any]]:
         """Return the calls for the regions of system memory and of CUDA, which Triton separates."""

@@ -25,8 +25,10 @@ T = TypeVar("T")
 
 SEGMENT_FOLDER = "/dev/shm"  # noqa: S108  # where Linux keeps POSIX segments; not for temporary files
 _KEY = re.compile(r"/?([^/\x00-\x1f\x7f]{1,250})")
+OWN_PREFIX = "tensor-gateway-"
+"""Names of the regions in which gateways hand tensors over, and of their segments."""
 # Prefixes of semaphores, and of segments that Triton shares with its own processes.
-_RESERVED_PREFIXES = ("sem.", "triton_python_backend_shm")
+_RESERVED_PREFIXES = ("sem.", "triton_python_backend_shm", OWN_PREFIX)
 # Do not follow symbolic links, block on pipes or acquire a controlling terminal.
 _FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 # Up to this size, a copy takes less time than a switch to a thread and back.
@@ -177,6 +179,11 @@ class Regions:
             )
         check_place(what, shared, opened.region)
         return opened
+
+
+def is_own(name: str) -> bool:
+    """Return whether a gateway hands tensors over in the region *name*."""
+    return name.startswith(OWN_PREFIX)
 
 
 def check_room(count: int, most: int) -> None:

@@ -7,9 +7,9 @@ limits in use, and the latest warnings. It holds no payloads and no secrets.
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from gateway.app.build.endpoint_discovery import BuiltEndpoint
 from gateway.app.build.route_rules import target_name
 from gateway.app.build.routes import BuiltRoute
-from gateway.app.build.server_identity import ServerIdentity
 from gateway.app.build.upstreams import BuiltUpstream
 from gateway.routing.balancing.endpoint import Endpoint
 from gateway.telemetry import names
@@ -101,15 +101,14 @@ def upstream_entries(
             "name": name,
             "ready": built.ready(),
             "endpoints": [
-                _endpoint_entry(
-                    each.endpoint, each.identity, attempts.of(name, each.endpoint.name).mean_s
-                )
+                _endpoint_entry(each, attempts.of(name, each.endpoint.name).mean_s)
                 for each in built.members
             ],
         }
 
 
-def _endpoint_entry(endpoint: Endpoint, identity: ServerIdentity, mean_s: float) -> Document:
+def _endpoint_entry(built: BuiltEndpoint, mean_s: float) -> Document:
+    endpoint, identity = built.endpoint, built.identity
     now = endpoint.clock()
     ejected_until = endpoint.health.ejected_until
     server = identity.server
@@ -128,6 +127,8 @@ def _endpoint_entry(endpoint: Endpoint, identity: ServerIdentity, mean_s: float)
     if server is not None:
         entry["server"] = f"{server.name} {server.version}".strip()
         entry["weaknesses"] = identity.weaknesses()
+    if built.hand_over is not None:
+        entry["hand_over"] = built.hand_over.reason or "on"
     return entry
 
 

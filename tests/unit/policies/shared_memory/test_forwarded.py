@@ -67,7 +67,7 @@ def forwarding(
 ) -> SharedMemory:
     """Return the layer with *upstreams*, or with one that accepts every request."""
     regions = ForwardedRegions(folder=str(folder), **settings)
-    targets = upstreams or (ScriptedService(always=lambda _: None),)
+    targets = upstreams or (ScriptedService(always=lambda _: ()),)
     return SharedMemory(inner or ScriptedService(), ForwardRegions(targets, keys, regions))
 
 
@@ -289,5 +289,46 @@ async def test_calls_without_a_kind_include_cuda_regions(
         await service(SharedRegisterRequest(region=region))
     await service(SharedStatusRequest(region=name))
     await service(SharedUnregisterRequest(region=name))
-    found: list[Any] = upstream.calls[len(registered) :]
-    assert [*kinds, *kinds] == [call.is_cuda for call in found]
+    questions = [call for call in upstream.calls if isinstance(call, SharedStatusRequest)]
+    sent = [call for call in upstream.calls if isinstance(call, SharedUnregisterRequest)]
+    assert kinds == [call.is_cuda for call in questions][: len(kinds)]
+    assert kinds == [call.is_cuda for call in sent]
+
+
+OWN = SharedRegion(name="tensor-gateway-00ff", key="/tensor-gateway-00ff", size_bytes=64)
+
+
+async def test_regions_of_the_gateway_are_not_reached_by_clients(folder: Path) -> None:
+    """They are absent from lists; no client registers, unregisters or names one."""
+    upstream = ScriptedService(
+        always=lambda call: (OWN, REGION) if isinstance(call, SharedStatusRequest) else None
+    )
+    (folder / OWN.name).write_bytes(bytes(64))
+    service = forwarding(folder, None, upstream, is_shared=True)
+    assert (REGION,) == await service(SharedStatusRequest(is_cuda=False))
+    assert (REGION,) == await service(SharedStatusRequest(region=OWN.name, is_cuda=False))
+    with pytest.raises(Forbidden, match="name of a region of the gateway"):
+        await service(SharedRegisterRequest(region=OWN))
+    alias = SharedRegion(name="alias", key=OWN.key, size_bytes=64)
+    with pytest.raises(InvalidRequest, match="expected the name of a segment"):
+        await service(SharedRegisterRequest(region=alias))
+    upstream.calls.clear()
+    await service(SharedUnregisterRequest(region=OWN.name, is_cuda=False))
+    assert [] == upstream.calls
+    named = Tensor("x", Datatype.INT32, (4,), SharedMemoryData(OWN.name, 0, 16))
+    with pytest.raises(RegionNotFound):
+        await service(InferRequest(model=M, inputs=(named,)))
+
+
+async def test_unregistering_all_regions_leaves_those_of_the_gateway(folder: Path) -> None:
+    """It becomes one call for each region of clients while the gateway has regions, else one call."""
+    listed: list[SharedRegion] = [OWN, REGION]
+    upstream = ScriptedService(
+        always=lambda call: tuple(listed) if isinstance(call, SharedStatusRequest) else None
+    )
+    service = forwarding(folder, None, upstream)
+    await service(SharedUnregisterRequest(is_cuda=False))
+    listed.remove(OWN)
+    await service(SharedUnregisterRequest(is_cuda=False))
+    sent = [call for call in upstream.calls if isinstance(call, SharedUnregisterRequest)]
+    assert ["r", ""] == [call.region for call in sent]

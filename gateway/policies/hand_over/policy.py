@@ -1,0 +1,343 @@
+"""HandOver: large inputs of one endpoint's calls, named in shared memory instead of sent.
+
+It is on while the server is a Triton that announces the extension and accepted a region. Anything
+that does not go as planned sends the call as bytes; `reason` says why it is off.
+"""
+
+import asyncio
+import os
+import re
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from time import monotonic
+from typing import Final, TypeVar, cast
+
+import structlog
+
+from gateway.concurrency.background import start_background
+from gateway.concurrency.offload import off_loop
+from gateway.ir.bodies.streamed_inputs import with_buffered_body
+from gateway.ir.calls import (
+    Call,
+    InferRequest,
+    InferResponse,
+    SharedRegisterRequest,
+    SharedStatusRequest,
+    SharedUnregisterRequest,
+)
+from gateway.ir.errors import GatewayError, NotSent, RegionNotFound
+from gateway.ir.metadata import ServerMetadata, SharedRegion
+from gateway.ir.redaction import redact
+from gateway.ir.tensors.data import RawData, SharedMemoryData, StreamedData
+from gateway.ir.tensors.datatypes import Datatype
+from gateway.ir.tensors.tensor import Tensor
+from gateway.policies.hand_over.pool import LEAST_BYTES, Piece, Region, RegionPool, has_file
+from gateway.policies.shared_memory.regions import OWN_PREFIX, SEGMENT_FOLDER, is_own
+from gateway.service import ReplyCoroutine, Service
+
+log = structlog.get_logger(__name__)
+
+R = TypeVar("R")
+
+EXTENSION: Final = "system_shared_memory"
+_SERVER: Final = "triton"
+_LEAST_VERSION: Final = (2, 51)
+"""Earlier servers may unmap a region that a running inference reads."""
+
+_RETRY_S: Final = 60.0
+_RELEASE_S: Final = 0.5
+_CLOSE_S: Final = 1.0
+_FORGETS: Final = 5
+_LONGEST_PAUSE_S: Final = 30.0
+_SLICE_BYTES: Final = 1 << 20
+_NAME: Final = re.compile(rf"/?{OWN_PREFIX}\w*")
+
+
+class HandOver:
+    """Names large inputs in shared memory, for a server on this machine.
+
+    Args:
+        inner: Sends calls to the server.
+        questions: The same, over connections that inferences do not use.
+        pool: The regions of this process.
+        server: Returns what the server told of itself; None for nothing yet.
+        clock: Monotonic seconds.
+        folder: Directory of the files.
+        names: Keys of the log lines.
+
+    Attributes:
+        reason: Why tensors are sent as bytes; "" while they are handed over.
+    """
+
+    def __init__(
+        self,
+        inner: Service,
+        questions: Service,
+        pool: RegionPool,
+        server: Callable[[], ServerMetadata | None],
+        *,
+        clock: Callable[[], float] = monotonic,
+        folder: str = SEGMENT_FOLDER,
+        **names: str,
+    ) -> None:
+        self._inner = inner
+        self._questions = questions
+        self._pool = pool
+        self._server = server
+        self._clock = clock
+        self._folder = folder
+        self._names = names
+        self._registered: set[Region] = set()
+        self._registering: asyncio.Task[None] | None = None
+        self._releasing: asyncio.Task[None] | None = None
+        self._retry_at = 0.0
+        self._forgets = 0
+        self._forgotten_at: deque[float] = deque(maxlen=_FORGETS + 1)
+        self.reason = "no large tensor yet"
+
+    def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
+        """Send *call*, with its large inputs in shared memory where that is possible.
+
+        Raises:
+            GatewayError: What the server or its client raises.
+        """
+        if type(call) is not InferRequest or not _is_large(call):
+            return self._inner(call)
+        return self._infer(call)  # type: ignore[return-value]  # R is InferResponse here
+
+    async def _infer(self, call: InferRequest) -> InferResponse:
+        if self._pool.needs_region or not self._registered.issuperset(self._pool.regions):
+            self._start_registration()
+        if not self._registered:
+            return await self._inner(call)
+        call = cast("InferRequest", await with_buffered_body(call))
+        pieces: list[Piece] = []
+        forgets, is_doubtful = self._forgets, False
+        try:
+            inputs = tuple([await self._handed_over(tensor, pieces) for tensor in call.inputs])
+            if not pieces:
+                return await self._inner(call)
+            # From here on the server may read the pieces, until its reply.
+            is_doubtful = True
+            reply = await self._inner(call.changed(inputs=inputs))
+        except NotSent:
+            is_doubtful = False
+            raise
+        except GatewayError as error:
+            if not pieces or not _is_about_region(error):
+                raise
+            # The server did not find a region, so it did not execute the call.
+            is_doubtful = False
+        else:
+            is_doubtful = False
+            return reply
+        finally:
+            for piece in pieces:
+                piece.release(is_doubtful=is_doubtful)
+            if is_doubtful:
+                self._pool.collect()
+            self._release_retired()
+        self._forget(forgets)
+        return await self._inner(call)
+
+    async def _handed_over(self, tensor: Tensor, pieces: list[Piece]) -> Tensor:
+        """Return *tensor* in shared memory, and add its piece; unchanged if that is not possible.
+
+        It is copied unless the message was received into a piece.
+        """
+        data = tensor.data
+        if not isinstance(data, RawData) or not data.view.nbytes or tensor.datatype is _BYTES:
+            return tensor
+        view = data.view if data.view.format == "B" else data.view.cast("B")
+        found = self._pool.find(view)
+        if found is not None and found[0].region in self._registered:
+            piece, offset = found
+            piece.acquire()
+            pieces.append(piece)
+        elif view.nbytes < LEAST_BYTES:
+            return tensor
+        else:
+            allocated = self._pool.allocate(view.nbytes)
+            if allocated is None:
+                return tensor
+            piece, offset = allocated, allocated.start
+            piece.acquire()
+            pieces.append(piece)
+            if piece.region not in self._registered:
+                return tensor
+            target = piece.region.view(piece).data
+            for at in range(0, view.nbytes, _SLICE_BYTES):
+                if at:
+                    await asyncio.sleep(0)
+                target[at : at + _SLICE_BYTES] = view[at : at + _SLICE_BYTES]
+        shared = SharedMemoryData(piece.region.name, offset, view.nbytes)
+        return Tensor(tensor.name, tensor.datatype, tensor.shape, shared, tensor.parameters)
+
+    # -- regions at the server
+
+    def _forget(self, forgets: int) -> None:
+        """Note that the server has no region of this process: it was started anew.
+
+        Args:
+            forgets: How often that was noted before the call that found it out.
+        """
+        if forgets != self._forgets:
+            return  # another call has met the same restart
+        now = self._clock()
+        self._forgets += 1
+        self._forgotten_at.append(now)
+        for region in self._registered:
+            region.servers -= 1
+        self._registered.clear()
+        if len(self._forgotten_at) > _FORGETS and now - self._forgotten_at[0] < _RETRY_S:
+            self._off("the server forgets its regions; several servers may have its address")
+        else:
+            self._start_registration()
+
+    def _start_registration(self) -> None:
+        if self._registering is None and self._clock() >= self._retry_at:
+            task = start_background(self._register(), "register regions")
+            self._registering = task
+            task.add_done_callback(self._registration_ended)
+
+    def _registration_ended(self, _task: asyncio.Task[None]) -> None:
+        self._registering = None
+
+    async def _register(self) -> None:
+        """Register all regions of the pool, after another one was made if it is needed."""
+        server = self._server()
+        if server is None:
+            return
+        reason = _obstacle(server)
+        if reason:
+            self._off(reason)
+            return
+        await self._enlarge_pool()
+        for region in self._pool.regions:
+            if region in self._registered:
+                continue
+            shared = SharedRegion(name=region.name, key=f"/{region.name}", size_bytes=region.size)
+            try:
+                await self._questions(SharedRegisterRequest(region=shared))
+            except GatewayError as error:
+                # Another endpoint of this process may be the same server.
+                if "already in manager" not in error.message:
+                    self._off(f"the server refused a region: {_without_names(error.message)}")
+                    return
+            region.servers += 1
+            self._registered.add(region)
+        if self._registered and self.reason:
+            self.reason = ""
+            log.info("large tensors go in shared memory", **self._names)
+            await self._remove_strangers()
+
+    async def _enlarge_pool(self) -> None:
+        pool = self._pool
+        size = pool.region_bytes
+        if not pool.needs_region:
+            return
+        try:
+            pool.add(await off_loop(pool.create, size))
+        except OSError as error:
+            self._off(f"no shared memory of {size} bytes: {os.strerror(error.errno or 0)}")
+
+    def _off(self, reason: str) -> None:
+        self._retry_at = self._clock() + _RETRY_S
+        if self._registered:
+            log.warning("shared memory stays small", reason=reason, **self._names)
+        elif reason != self.reason:
+            self.reason = reason
+            log.info("large tensors go as bytes", reason=reason, **self._names)
+
+    async def _remove_strangers(self) -> None:
+        """Unregister regions of killed processes, whose files are gone."""
+        with suppress(GatewayError):  # only memory is at stake, and the next start tries again
+            for region in await self._questions(SharedStatusRequest(region="", is_cuda=False)):
+                name = region.name
+                if is_own(name) and not has_file(name, self._folder):
+                    await self._questions(SharedUnregisterRequest(region=name, is_cuda=False))
+
+    def _release_retired(self) -> None:
+        """Begin to unregister the retired regions, so that the server frees their memory."""
+        if self._releasing is None and any(region.is_retired for region in self._registered):
+            self._releasing = start_background(self._unregister_retired(), "unregister regions")
+            self._releasing.add_done_callback(self._release_ended)
+
+    def _release_ended(self, _task: asyncio.Task[None]) -> None:
+        self._releasing = None
+
+    async def _unregister_retired(self) -> None:
+        pause_s = _RELEASE_S
+        while retired := [region for region in self._registered if region.is_retired]:
+            self._pool.collect()
+            for region in retired:
+                # The server refuses while an inference reads it.
+                if region.is_idle and await self._unregister(region):
+                    self._registered.discard(region)
+                    region.servers -= 1
+            self._pool.collect()
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    async def _unregister(self, region: Region) -> bool:
+        try:
+            await self._questions(SharedUnregisterRequest(region=region.name, is_cuda=False))
+        except GatewayError:
+            return False
+        return True
+
+    async def close(self) -> None:
+        """Unregister all regions, as far as the server answers. A second call does nothing."""
+        self._retry_at = float("inf")
+        for task in (self._registering, self._releasing):
+            if task is not None:
+                task.cancel()
+        regions, self._registered = self._registered, set()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_CLOSE_S):
+                await asyncio.gather(*[self._unregister(region) for region in regions])
+        for region in regions:
+            region.servers -= 1
+        self._pool.collect()
+
+
+_BYTES: Final = Datatype.BYTES
+
+
+def _is_large(call: InferRequest) -> bool:
+    """Return whether an input of *call* is worth it, and the call may be written anew."""
+    for tensor in call.inputs:
+        data = tensor.data
+        if type(data) is RawData:
+            size = data.view.nbytes
+        elif type(data) is StreamedData:
+            size = data.size_bytes
+        else:
+            continue
+        if size >= LEAST_BYTES:
+            origin = call.context.origin
+            return origin is None or (origin.refusal is None and not origin.unknown)
+    return False
+
+
+def _is_about_region(error: GatewayError) -> bool:
+    return isinstance(error, RegionNotFound) or OWN_PREFIX in error.message
+
+
+def _without_names(text: str) -> str:
+    return _NAME.sub("...", redact(text))
+
+
+def _obstacle(server: ServerMetadata) -> str:
+    """Return why *server* gets no regions; "" for no reason."""
+    if server.name != _SERVER:
+        return f"the server is {server.name!r}, not a Triton"
+    if EXTENSION not in server.extensions:
+        return f"the server does not announce the extension {EXTENSION}"
+    parts = server.version.split(".")[:2]
+    version = tuple([int(part) if part.isdecimal() else 0 for part in parts])
+    if version < _LEAST_VERSION:
+        wanted = ".".join(map(str, _LEAST_VERSION))
+        return f"the server is Triton {server.version}, at least {wanted} is needed"
+    return ""
