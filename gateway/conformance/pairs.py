@@ -240,9 +240,9 @@ async def certify_pairs(
             why = f"there is no direct reply: {visible(error.message)}"
             key = _key_of(error)
             tried = forms
-            if isinstance(error, Unsupported) and _UNTOLD in error.message:
+            if _UNTOLD in error.message or key == _SIGNATURE:
                 # Calls in the server's own words pass, with or without a description.
-                key, tried = key or _SIGNATURE, [each for each in forms if each.name != own.name]
+                key, tried = _SIGNATURE, [each for each in forms if each.name != own.name]
             refused = (PairVerdict.REFUSED, (why,), key, "")
             found += [PairFinding(visible(model), form.name, *refused) for form in tried]
             continue
@@ -387,11 +387,14 @@ class _Pair:
             url: The server.
             direct: What its own clients have.
         """
-        trial = await self._trial()
+        spec = self._form.spec
+        # A gateway before a server whose protocol has no names makes one up for its own clients.
+        default = spec.sidecar.default_model if spec.name == url.protocol else ""
+        trial = await self._trial(default)
         option = None if trial.error is None else _OPTION.search(trial.error.message)
         if option is not None and trial.request is None:  # a client chooses how it writes
             self._options = {option[1]: True}
-            trial = await self._trial()
+            trial = await self._trial(default)
         name, form = visible(self._sample.metadata.name), self._form.name
         request = ""
         if trial.request is not None:
@@ -405,13 +408,15 @@ class _Pair:
         if trial.request is not None:
             key = _key_of(trial.error) or ("" if option is None else _UPSTREAM.format(option[1]))
             if not key:
-                more, key = await self._with_keys(trial, direct)
+                more, key = await self._with_keys(trial, direct, default)
                 why += more
         return PairFinding(name, form, PairVerdict.REFUSED, why, key, request)
 
-    async def _with_keys(self, trial: "_Trial", direct: _Direct) -> tuple[list[str], str]:
+    async def _with_keys(
+        self, trial: "_Trial", direct: _Direct, default: str
+    ) -> tuple[list[str], str]:
         """Return what the keys that a refusal asks for would change, and these keys."""
-        default, keys = "", list[str]()
+        keys = list[str]()
         service = self._sample.service
         while trial.error is not None and not trial.is_answered:
             text = trial.error.message

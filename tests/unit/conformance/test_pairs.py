@@ -23,9 +23,11 @@ from gateway.ir.metadata import ModelMetadata, TensorMetadata
 from gateway.ir.tensors.datatypes import Datatype
 from gateway.ir.tensors.tensor import Tensor, array_tensor
 from gateway.policies.complete.policy import Complete
+from gateway.policies.signatures import DescribedModels
 from gateway.routing.match import Rule
 from gateway.routing.router import Route, Router
 from gateway.service import Service
+from gateway.settings.signature import SignatureConfig, TensorConfig
 from gateway.settings.units import parse_url
 from gateway.upstream import Upstream
 from tests.memory_client import grpc_memory, http_memory, stream_memory
@@ -119,7 +121,9 @@ def form_of(name: str) -> ClientForm:
 
 
 @asynccontextmanager
-async def server(model: str, form: str = "oip+grpc") -> AsyncIterator[Service]:
+async def server(
+    model: str, form: str = "oip+grpc", described: DescribedModels | None = None
+) -> AsyncIterator[Service]:
     """Yield what sends calls to a server in memory, which runs one of the example models."""
     source = f"gateway.backends.examples:{model}"
     versions = Versions(model, [PythonBackend(model, source)])
@@ -133,7 +137,7 @@ async def server(model: str, form: str = "oip+grpc") -> AsyncIterator[Service]:
         codec = there.client()
         client = MEMORY.get(there.carrier, stream_memory)(frontend)
         traits = ServerTraits(codec.needs, there.spec.classifies, codec=codec)
-        yield chain_of_server(Upstream("server", codec, client), traits)
+        yield chain_of_server(Upstream("server", codec, client), traits, described=described)
     finally:
         await versions.stop()
 
@@ -169,6 +173,27 @@ async def test_clients_of_the_own_protocol_lose_nothing(form: str) -> None:
     found = {each.protocol: each for each in await pairs("simple", form)}
     assert ("works", ()) == (found[form].verdict, tuple(found[form].what))
     assert ("works", ()) == (found["oip+http"].verdict, tuple(found["oip+http"].what))
+
+
+async def test_a_server_without_metadata_works_with_its_own_clients_and_a_key() -> None:
+    """MLflow's own clients need no description, and the others get the key of one with its losses."""
+    tensors = (TensorConfig(name="INPUT0", datatype="FP32", shape=(1,)),)
+    outputs = (tensors[0].model_copy(update={"name": "OUTPUT0"}),)
+    signature = SignatureConfig(inputs=tensors, outputs=outputs)
+    names, url = ["identity_fp32"], parse_url("mlflow+http://127.0.0.1:5000")
+    models = DescribedModels({names[0]: signature})
+    async with (
+        server(names[0], "mlflow+http") as plain,
+        server(names[0], "mlflow+http", models) as known,
+    ):
+        unknown = await certify_pairs(plain, url, names)
+        found = {each.protocol: each for each in await certify_pairs(plain, url, names, known)}
+    assert ("works", ()) == (found["mlflow+http"].verdict, tuple(found["mlflow+http"].what))
+    key = "models.NAME.signature"
+    assert {("refused", key)} == {(each.verdict, each.key) for each in unknown}
+    assert {"mlflow+http"} == found.keys() - {each.protocol for each in unknown}
+    assert key == found["oip+http"].key
+    assert "with this key, it loses: request parameters" in found["tfs+http"].what
 
 
 async def test_unknown_models_are_refused_with_the_words_of_the_server() -> None:

@@ -150,21 +150,6 @@ def test_a_status_over_grpc() -> None:
     assert mismatches(KNOWN, reply, SUBJECT) == ["NOT_FOUND: no; expected 200 or OK"]
 
 
-def test_classes_are_the_best_first_and_ties_by_index() -> None:
-    ranked = tensor_from("Y", "FP32", (1, 4), [1, 7, 7, 2])
-    subject = RequestSubject(SUBJECT.url, model=COPY, case=InferenceCase((), (ranked,)))
-    answer = AllowedReply(("200",), outputs="classes")
-
-    def found(*texts: str) -> list[str]:
-        entry = output(datatype="BYTES", shape=[1, len(texts)], data=list(texts))
-        wire = HttpResponse(200, body=(json.dumps({"outputs": [entry]}).encode(),))
-        return mismatches(answer, http_reply(wire, has_tensors=True), subject)
-
-    assert found("7.000000:1:plum", "7:2", "2:3") == []
-    assert found("7:2", "7:1", "2:3") != []
-    assert found("7:1", "7:2") != []
-
-
 @pytest.mark.parametrize(
     ("datatype", "elements"),
     [
@@ -178,21 +163,6 @@ def test_classes_are_the_best_first_and_ties_by_index() -> None:
 )
 def test_elements_and_raw_data_are_the_same_values(datatype: str, elements: list[Any]) -> None:
     assert elements_of(tensor_from("Y", datatype, (len(elements),), elements)) == elements
-
-
-@pytest.mark.parametrize(
-    ("datatype", "element"),
-    [("UINT8", 256), ("INT8", 1.0), ("BOOL", 1), ("FP32", "1"), ("BYTES", 1), ("INT32", True)],
-)
-def test_elements_of_another_type_are_refused(datatype: str, element: Any) -> None:
-    with pytest.raises(ValueError, match="element 0 is"):
-        tensor_from("Y", datatype, (1,), [element])
-
-
-def test_a_length_of_bytes_beyond_the_data_is_refused() -> None:
-    tail = struct.pack("<I", 1 << 31) + b"a"
-    entry = {**binary(len(tail)), "datatype": "BYTES", "shape": [1]}
-    assert "output 0: tensor 'Y'" in "; ".join(replied(entry, tail=tail))
 
 
 def test_a_request_is_changed_and_shown_as_a_command() -> None:
