@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from gateway.access.key_file import KeyFile, save_key_file
 from gateway.access.permissions import access_rules, explain_access, identity_of
 from gateway.api.access import ExampleCall
@@ -164,18 +162,15 @@ async def check_listings(gateway: Gateway, config: Config) -> None:
             assert (found.status == 403) is not is_allowed
 
 
-@pytest.mark.parametrize("first", range(0, 12, 6))
-async def test_decisions_on_every_carrier_are_those_of_a_naive_reading(
-    tmp_path: Path, first: int
-) -> None:
+async def test_decisions_on_every_carrier_are_those_of_a_naive_reading(tmp_path: Path) -> None:
     """Inferences, listings and `explain` agree with it, whatever the rules are."""
     file = KeyFile.new()
     for name, key in KEYS.items():
         file = file.added(name, key, NOW)
     save_key_file(tmp_path / "keys.yaml", file)
     seen: set[bool] = set()
-    async with running(configured(first), tmp_path) as gateway:
-        for seed in range(first, first + 6):
+    async with running(configured(0), tmp_path) as gateway:
+        for seed in range(6):
             loaded: LoadedConfig = load_text(configured(seed), directory=tmp_path)
             await gateway.reload(loaded)
             seen |= await check_inferences(gateway, loaded.config)
