@@ -93,14 +93,13 @@ def test_drawn_numbers_equal_a_naive_reader(datatype: Datatype) -> None:
         for repeat in (1, 60):
             body = json.dumps({"instances": good * repeat}).encode()
             assert expected * repeat == read(body, "instances", declared)["x"].tolist()
-        for each in bad:
+        for number, each in enumerate(bad):
             at = source.randint(0, len(good))
             wrong = [*good[:at], each, *good[at:]]
-            for repeat in (1, 60):
-                body = json.dumps({"instances": wrong + good * (repeat - 1)}).encode()
-                with pytest.raises(InvalidRequest, match=rf"instances\[{at}\] is "):
-                    read(body, "instances", declared)
-                refused += 1
+            body = json.dumps({"instances": wrong + good * (59 if number == 0 else 0)}).encode()
+            with pytest.raises(InvalidRequest, match=rf"instances\[{at}\] is "):
+                read(body, "instances", declared)
+            refused += 1
     assert refused or datatype is Datatype.FP64, "no number was out of range"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import re
 from collections.abc import Iterator
@@ -18,20 +19,25 @@ from gateway.settings.fields import DURATION, SIZE
 from gateway.settings.units import parse_duration, parse_size
 from gateway.transports.contract import ClientLimits, ServerLimits
 
-SCHEMA = json_schema()
 DEFAULT = re.compile(r"Default: (?:`(?P<value>[^`]+)`|[a-z0-9])")
+
+
+@functools.cache
+def schema() -> dict[str, Any]:
+    """Return the schema; it is made once, and not where all tests are collected."""
+    return json_schema()
 
 
 def definition(name: str) -> dict[str, Any]:
     """Return the properties of one object of the schema."""
-    properties: dict[str, Any] = SCHEMA["$defs"][name]["properties"]
+    properties: dict[str, Any] = schema()["$defs"][name]["properties"]
     return properties
 
 
 def objects() -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the name and the schema of every object."""
-    yield "Config", SCHEMA
-    yield from SCHEMA["$defs"].items()
+    yield "Config", schema()
+    yield from schema()["$defs"].items()
 
 
 def value_of(text: str, key: dict[str, Any]) -> Any:
@@ -51,7 +57,7 @@ def value_of(text: str, key: dict[str, Any]) -> Any:
 def test_the_shipped_schema_is_current() -> None:
     """The file in the package is generated from the models (make regenerate writes it)."""
     shipped = files("gateway.config").joinpath("schema.json").read_text(encoding="utf-8")
-    assert json_schema() == json.loads(shipped)
+    assert schema() == json.loads(shipped)
 
 
 def test_unknown_keys_are_rejected_by_the_schema() -> None:
@@ -62,7 +68,7 @@ def test_unknown_keys_are_rejected_by_the_schema() -> None:
 
 def test_the_version_may_be_written_as_a_number() -> None:
     """`version: 1` is a number for an editor and text for the loader; both are valid."""
-    assert [1, "1"] == SCHEMA["properties"]["version"]["enum"]
+    assert [1, "1"] == schema()["properties"]["version"]["enum"]
 
 
 def test_defaults_are_written_as_in_the_file() -> None:
@@ -76,7 +82,7 @@ def test_defaults_are_written_as_in_the_file() -> None:
 def test_optional_keys_have_no_null_default() -> None:
     """Editors would suggest it."""
     assert "default" not in definition("RouteConfig")["timeout"]
-    assert "default" not in SCHEMA["properties"]["policies"]
+    assert "default" not in schema()["properties"]["policies"]
 
 
 def test_every_section_is_described() -> None:

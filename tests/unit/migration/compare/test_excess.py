@@ -55,9 +55,7 @@ def calls_until_trip(
     return None
 
 
-@pytest.mark.parametrize(
-    ("rate", "limit"), [(0.001, 0.005), (0.01, 0.05), (0.02, 0.1), (0.04, 0.2), (0.01, 0.005)]
-)
+@pytest.mark.parametrize(("rate", "limit"), [(0.001, 0.005), (0.04, 0.2), (0.01, 0.005)])
 @pytest.mark.parametrize("share", [None, 0.1, 0.5])
 def test_equal_servers_have_no_excess(rate: float, limit: float, share: float | None) -> None:
     """Of 200 runs of 2 000 calls at most one trips, also with a limit below the rate itself."""

@@ -57,7 +57,7 @@ def test_tolerances_are_exact(datatype: Datatype) -> None:
     bits = finite_bits(datatype, 1)
     values = values_of(datatype, bits)
     tolerances = [(0.0, 0.0), (1e-5, 1e-5), (0.0, 1e-3), (1.0, 0.0), (0.1, 0.7), (1e-300, 2**-53)]
-    for a, b in values[:12]:
+    for a, b in values[:5]:
         difference = abs(a - b)
         tolerances += [(difference, 0.0), (math.nextafter(difference, 0), 0.0)]
         if a:
