@@ -15,7 +15,7 @@ publisher = load("publisher")
 ABOUT = {*publisher.files(publisher.values()), "release/publisher.toml", "release/publisher.py"}
 ABOUT |= {"docs/release.md", "tests/unit/release/test_publisher.py"}
 HOSTS = re.compile(
-    r"\b(?:[\w-]+\.)*(?:github\.(?:com|io)|gitlab\.com|readthedocs\.\w+|docker\.(?:io|com)"
+    r"\b(?:github\.(?:com|io)|gitlab\.com|readthedocs\.\w+|docker\.(?:io|com)"
     r"|(?:ghcr|gcr|nvcr|quay|azurecr|artifacthub)\.io|pkg\.dev)\b"
 )
 IMAGE = re.compile(r"^\s*(?:- )?(?:image|repository): *[\"']?([^\s\"'#]+)", re.MULTILINE)
