@@ -293,6 +293,24 @@ async def test_a_client_below_the_minimum_rate_gets_408() -> None:
     assert far.seen[0].on_reset
 
 
+async def test_a_client_at_the_minimum_rate_is_served() -> None:
+    """Bytes that the process does not see count: this client would else be idle and too slow."""
+    limits: dict[str, Any] = {"body_min_rate_grace_s": 0.5, "body_idle_timeout_s": 0.5}
+    async with Far() as far, near(lambda: HttpClient(far.url, ClientLimits()), **limits) as gateway:
+        raw = await gateway.connect()
+        head, body = request(("a", "UINT8", os.urandom(8 * MIB)))
+        data = head + body
+        with moves() as seen:
+            for at in range(0, len(data), MIB // 2):
+                await raw.send(data[at : at + MIB // 2])
+                await asyncio.sleep(0.1)
+            response = await response_of(raw)
+        await raw.close()
+    assert 200 == response.status
+    assert body == far.seen[0].binary
+    assert seen.passed > 7 * MIB
+
+
 async def test_a_half_closed_client_gets_its_response() -> None:
     """A client may end its side behind its body, before the upstream has read all of it."""
     async with Far() as far, near(lambda: HttpClient(far.url, ClientLimits())) as gateway:
