@@ -95,7 +95,7 @@ def scene() -> Iterator[tuple[Scene, socket.socket]]:
         made.body.close()
 
 
-async def test_what_the_transport_has_not_sent_goes_first() -> None:
+async def test_buffered_output_is_sent_before_the_splice() -> None:
     """Nothing moves while the transport of the upstream has bytes, although there is room."""
     data = os.urandom(SIZE)
     loop = asyncio.get_running_loop()
@@ -116,7 +116,7 @@ async def test_what_the_transport_has_not_sent_goes_first() -> None:
         assert 0 == made.body.remaining_bytes
 
 
-async def test_a_sink_that_has_room_again_lets_nobody_read_beside_the_splice() -> None:
+async def test_resumed_sink_does_not_resume_reading() -> None:
     """Bytes that the connection read meanwhile would be missing in the middle."""
     with scene() as (made, _server):
         made.body.splice_to(made.sink)
@@ -127,7 +127,7 @@ async def test_a_sink_that_has_room_again_lets_nobody_read_beside_the_splice() -
         assert b"" == made.sink.written
 
 
-async def test_a_client_that_has_left_is_not_held_by_the_splice() -> None:
+async def test_failed_body_closes_the_client_socket() -> None:
     """Its connection is closed with the last descriptor of it: the client sees that at once."""
     with scene() as (made, _server):
         made.body.splice_to(made.sink)
