@@ -25,11 +25,11 @@ _CAN_SPLICE: Final = hasattr(os, "splice")
 class SplicedBody(Protocol):
     """The body that is moved, as its splice sees it."""
 
-    def taken(self, size: int, /) -> None:
+    def count_received(self, size: int, /) -> None:
         """Note that *size* bytes have left the socket of the client."""
         ...
 
-    def passed(self, size: int, /) -> None:
+    def count_sent(self, size: int, /) -> None:
         """Note that *size* bytes have entered the socket of the upstream."""
         ...
 
@@ -115,7 +115,7 @@ class Splice:
                 self._give_back()
                 return
             self._held -= sent
-            self._body.passed(sent)
+            self._body.count_sent(sent)
             if not self._held and not self._left:
                 self.close()
                 return
@@ -136,7 +136,7 @@ class Splice:
             self._watch(reads=False, writes=False)
             os.close(self._from)  # the client may leave from now on
             self._from = _CLOSED
-        self._body.taken(size)
+        self._body.count_received(size)
         return True
 
     def _give_back(self) -> None:

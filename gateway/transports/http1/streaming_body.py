@@ -310,7 +310,7 @@ class CutThroughBody(_BodyWait):
 
     # -- for the splice
 
-    def taken(self, size: int, /) -> None:
+    def count_received(self, size: int, /) -> None:
         """Note that *size* bytes have left the socket of the client."""
         self._pace.received(size)
         self._filled += size
@@ -318,7 +318,7 @@ class CutThroughBody(_BodyWait):
         if self.is_complete:
             self._source.body_ended()
 
-    def passed(self, size: int, /) -> None:
+    def count_sent(self, size: int, /) -> None:
         """Note that *size* bytes have entered the socket of the upstream."""
         self.remaining_bytes -= size
         self.last_progress = monotonic()
