@@ -1,7 +1,9 @@
 """FrameReader: parses the bytes of an HTTP/2 connection into frames, incrementally.
 
-The content of DATA frames is passed on as it arrives, without padding.  The fragments of a header
-block are joined.  Other frames are passed on when they are complete.  A subclass handles them.
+The content of DATA frames is passed on as it arrives, without padding.  That of a large message,
+whose place is known, is copied there together, for all frames of a read; the rest of a large frame
+may be received there.  The fragments of a header block are joined.  Other frames are passed on when
+they are complete.  A subclass handles them.
 
 Source: RFC 9113 4 and 6.
 """
@@ -342,13 +344,18 @@ class FrameReader(ABC):
 
     @property
     def rest_room(self) -> memoryview | None:
-        """Where the rest of a large frame belongs, if it has a place and nothing comes before."""
+        """Where the rest of a large frame belongs, if it has a place and nothing comes before it.
+
+        At least `_DIRECT` bytes fit into it, because many small reads would cost more than a copy.
+        """
         number, rest, padding, end = self._part
         stream = None if self._held or padding or rest < _DIRECT else self.streams.get(number)
         if stream is None:
             return None
         room = self._room(stream)
-        return None if room is None or (end and rest <= len(room)) else room[:rest]
+        if room is None or (end and rest <= len(room)) or len(room) < _DIRECT:
+            return None
+        return room[:rest]
 
     def rest_received(self, size: int) -> None:
         """Note that *size* bytes were received into `rest_room`."""

@@ -263,7 +263,9 @@ class LargeReads(asyncio.BufferedProtocol):
             core.rest_received(size)
         else:
             at = core.copy(data)
-        connection.data_received(bytes(data[at:]))
+        if at < size:
+            connection.data_received(bytes(data[at:]))
+        connection.has_received = True
         self._others = 0 if at or core.is_copying else self._others + 1
         if self._others == _OTHER_READS:
             connection.receive_with(connection)
