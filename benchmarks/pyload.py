@@ -51,7 +51,11 @@ async def _main(question: dict[str, Any], body: bytes) -> dict[str, float]:
 
 
 async def _http(stack: AsyncExitStack, question: dict[str, Any], body: bytes) -> Ask:
-    session = await stack.enter_async_context(aiohttp.ClientSession(headers=question["fields"]))
+    # Without Accept-Encoding, as wrk: no system but the gateway would compress the responses.
+    session = aiohttp.ClientSession(
+        headers=question["fields"], skip_auto_headers=("Accept-Encoding",)
+    )
+    await stack.enter_async_context(session)
     url = f"http://127.0.0.1:{question['port']}{question['path']}"
 
     async def ask() -> bool:

@@ -8,6 +8,7 @@ is its client, and it connects to a canned server.
 import asyncio
 import socket
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, cast
 
 import uvloop
@@ -74,7 +75,11 @@ class Wire(asyncio.Transport):
 
     def deliver(self, data: bytes) -> None:
         """Pass received bytes to the protocol of this end."""
-        cast("asyncio.Protocol", self._owner).data_received(data)
+        owner = self._owner
+        if isinstance(owner, asyncio.BufferedProtocol):
+            _fill(owner, data)
+        else:
+            cast("asyncio.Protocol", owner).data_received(data)
 
     def is_closing(self) -> bool:
         """Return whether this end is closed."""
@@ -189,16 +194,17 @@ class MemoryLoop(uvloop.Loop):
 
 def _receiver(wire: Wire, protocol: asyncio.BaseProtocol) -> Callable[[bytes], object]:
     """Return a function that passes bytes to *protocol*, the one of *wire*, as a loop does."""
-    if not isinstance(protocol, asyncio.BufferedProtocol):
-        return wire.deliver
+    if isinstance(protocol, asyncio.BufferedProtocol):
+        return partial(_fill, protocol)
+    return wire.deliver
 
-    def fill(received: bytes) -> None:
-        data = memoryview(received)  # a kernel copies each byte once
-        while data:
-            buffer = memoryview(protocol.get_buffer(len(data)))
-            size = min(len(buffer), len(data))
-            buffer[:size] = data[:size]
-            protocol.buffer_updated(size)
-            data = data[size:]
 
-    return fill
+def _fill(protocol: asyncio.BufferedProtocol, received: bytes) -> None:
+    """Copy received bytes to where *protocol* wants them, each byte once as a kernel does."""
+    data = memoryview(received)
+    while data:
+        buffer = memoryview(protocol.get_buffer(len(data)))
+        size = min(len(buffer), len(data))
+        buffer[:size] = data[:size]
+        protocol.buffer_updated(size)
+        data = data[size:]

@@ -620,6 +620,18 @@ def _pieces(random: Random, messages: Mapping[str, bytes]) -> list[bytes]:
     return pieces
 
 
+def copy_data(random: Random) -> tuple[Any, ...]:
+    """Return DATA frames, a position, what may arrive, and room for their content."""
+    sizes = [random.choice((0, 255, 256, 300, 1000)) for _ in range(random.randrange(5))]
+    sent = random.randbytes(rest := random.choice((0, 0, 7, 300)))
+    for size in sizes:
+        kind, flags, number = (random.choice((0,) * 9 + (1,)) for _ in range(3))
+        sent += frames.frame(kind, flags, number, random.randbytes(size))
+    sent = sent[: random.choice((len(sent), random.randrange(len(sent) + 1)))]
+    window, room = random.choice((0, 500, 9000)), random.choice((0, 300, 301, 9000))
+    return random.choice((bytes, memoryview))(sent), 0, 0, rest, window, memoryview(bytearray(room))
+
+
 def new_stream(random: Random) -> tuple[Any, ...]:
     """Return the number, the windows and the owner of a stream."""
     return random.choice((1, 2, 0x7FFFFFFF)), 65_535, random.choice((0, -1, 65_535)), None
@@ -1426,6 +1438,7 @@ PARTS: Final[dict[str, Part]] = {
         message_scanner,
         described_reader,
         layout_finder,
+        copy_data,
         take_request,
         take_response,
         new_stream,
@@ -1557,6 +1570,12 @@ def _replayed(function: Callable[..., Any], pieces: list[bytes], client: bool) -
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Http2Connection, "take_response" if client else "take_request", function)
         return replay_pieces(pieces, client=client)
+
+
+def _copied(function: Callable[..., Any], *arguments: Any) -> object:
+    """Return the result for the given arguments, and what is copied into new room."""
+    room = bytearray(len(arguments[-1]))
+    return function(*arguments[:-1], memoryview(room)), room
 
 
 def _opened(function: Callable[..., Any], *arguments: Any) -> object:
@@ -1834,6 +1853,7 @@ def _described(function: Callable[..., Any], descriptor: Any, messages: Any) -> 
 
 
 _CALLED_BY: Final[dict[str, Callable[..., object]]] = {
+    "copy_data": _copied,
     "message_scanner": _scanned,
     "described_reader": _described,
     "request_decoder": _decoded,
@@ -1862,6 +1882,7 @@ _CALLED_BY: Final[dict[str, Callable[..., object]]] = {
 
 _UNCHANGED: Final = frozenset(
     {
+        "copy_data",
         "raw_array",
         "response_text",
         "request_decoder",

@@ -6,8 +6,10 @@ import abc
 import asyncio
 import inspect
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, TypeVar, cast
+
+import pytest
 
 from gateway.api.protocol import Codec
 from gateway.ir.bodies.streaming_body import BodySink
@@ -213,9 +215,11 @@ class FrameByFrame(abc.ABC):
         if tail is not None:
             self.on_headers(stream, tail, end=True)
 
-    def on_data_batch(self, stream: Http2Stream, views: Sequence[memoryview]) -> None:
-        for view in views:
-            self.on_data(stream, view, end=False)
+    def body_room(self, _stream: Http2Stream) -> memoryview | None:
+        return None
+
+    def on_data_copied(self, _stream: Http2Stream, _size: int) -> None:
+        pytest.fail("nothing has room")
 
 
 async def settle() -> None:

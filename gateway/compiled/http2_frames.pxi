@@ -7,6 +7,7 @@ cdef enum:
     _HEADERS = 1
     _END_STREAM = 1
     _END_HEADERS = 4
+    _SMALL_FRAME_BYTES = 256  # `SMALL_FRAME_BYTES` of transports/http2/frames.py
     _MAX_STREAM = 0x7FFFFFFF
 
 
@@ -18,6 +19,52 @@ cdef inline Py_ssize_t _frame(Text at, Py_ssize_t size, int kind, uint64_t* numb
     number[0] = <uint64_t>at[5] << 24 | at[6] << 16 | at[7] << 8 | at[8]
     cdef Py_ssize_t length = at[0] << 16 | at[1] << 8 | at[2]
     return length if length <= size - _HEAD_BYTES else -1
+
+
+def copy_data(data not None, Py_ssize_t at, uint64_t number, Py_ssize_t rest, Py_ssize_t window, room not None):
+    """See `gateway.transports.http2.frames.copy_data`."""
+    cdef Py_buffer source
+    cdef Py_buffer target
+    cdef Text start
+    cdef char* out
+    cdef Py_ssize_t length, left
+    cdef Py_ssize_t begun = 0
+    cdef bint is_last = False
+    PyObject_GetBuffer(room, &target, PyBUF_WRITABLE)
+    try:
+        PyObject_GetBuffer(data, &source, PyBUF_SIMPLE)
+    except BaseException:
+        PyBuffer_Release(&target)
+        raise
+    start, out = <Text>source.buf, <char*>target.buf
+    left = target.len
+    while left:
+        if not rest:
+            if source.len - at < _HEAD_BYTES or start[at + 3] != _DATA or start[at + 4] > _END_STREAM:
+                break
+            length = start[at] << 16 | start[at + 1] << 8 | start[at + 2]
+            is_last = start[at + 4] == _END_STREAM
+            if (
+                not _SMALL_FRAME_BYTES <= length <= window - begun
+                or (is_last and length <= left)
+                or (<uint64_t>start[at + 5] << 24 | start[at + 6] << 16 | start[at + 7] << 8 | start[at + 8]) != number
+            ):
+                break
+            begun += length
+            rest = length
+            at += _HEAD_BYTES
+        length = min(rest, source.len - at, left)
+        memcpy(out, start + at, length)
+        out += length
+        at += length
+        left -= length
+        rest -= length
+        if rest:
+            break
+    length = target.len - left
+    PyBuffer_Release(&source)
+    PyBuffer_Release(&target)
+    return at, length, begun, rest, is_last and rest > 0
 
 
 cdef inline char* _put_head(char* out, Py_ssize_t size, int kind, int flags, uint64_t number) noexcept:

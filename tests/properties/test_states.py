@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -135,10 +135,10 @@ class _Side:
         self.core.consume(stream, len(view))
         self.core.grant(stream, len(view))
 
-    def on_data_batch(self, stream: Http2Stream, views: Sequence[memoryview]) -> None:
-        for view in views:
-            stream.frame_bytes_left -= len(view)
-            self.on_data(stream, view, end=False)
+    def body_room(self, _stream: Http2Stream) -> memoryview | None:
+        return None
+
+    def on_data_copied(self, _stream: Http2Stream, _size: int) -> None: ...
 
     def on_reset(self, stream: Http2Stream, _code: int) -> bool:
         return True

@@ -7,7 +7,6 @@ Source: RFC 9113; gRPC documentation, "gRPC over HTTP2".
 
 import socket
 import struct
-from collections.abc import Sequence
 from time import monotonic
 from typing import Final
 
@@ -102,10 +101,12 @@ class _Events:
         if end:
             self._end()
 
-    def on_data_batch(self, stream: Http2Stream, views: Sequence[memoryview]) -> None:
-        for view in views:
-            stream.frame_bytes_left -= len(view)
-            self.on_data(stream, view, end=False)
+    def body_room(self, _stream: Http2Stream) -> memoryview | None:
+        """Return None: a reply is small."""
+        return None
+
+    def on_data_copied(self, _stream: Http2Stream, _size: int) -> None:
+        """Do nothing: nothing is copied."""
 
     def on_reset(self, _stream: Http2Stream, _code: int) -> bool:
         self.has_ended = True

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from msgspec import Struct
@@ -15,7 +15,6 @@ from gateway.transports.grpc.headers import GrpcResponseHead, status_of_http
 from gateway.transports.grpc.messages import GrpcMessage, MessageReader, whole_message
 from gateway.transports.http2 import frames
 from gateway.transports.http2.connection import STREAM_WINDOW, Http2Connection
-from gateway.transports.http2.flood_control import SMALL_FRAME_BYTES
 from gateway.transports.http2.states import CLOSED
 from gateway.transports.http2.streams import Http2Stream
 from gateway.transports.reservation import Reservation
@@ -164,15 +163,15 @@ class ClientCall(Struct, eq=False):
         else:
             self._feed(view, end=end)
 
-    def on_data_batch(self, views: Sequence[memoryview]) -> None:
-        """Handle several parts of the response."""
-        if self._reader is not None and self._reader.fill(views):
-            self.stream.frame_bytes_left = 0
-            self._reserve(self._reader)
-            return
-        for view in views:
-            self.stream.frame_bytes_left -= len(view)
-            self.on_data(view, end=False)
+    def body_room(self) -> memoryview | None:
+        """Return where the next data of a large response belong."""
+        return None if self._reader is None else self._reader.room()
+
+    def on_data_copied(self, size: int) -> None:
+        """Handle data that were copied into `body_room`."""
+        assert self._reader is not None  # noqa: S101  # it has the room
+        self._reader.advance(size)
+        self._reserve(self._reader)
 
     def on_reset(self, code: int) -> None:
         """Fail the call: the stream was reset."""
@@ -344,7 +343,7 @@ class ClientCall(Struct, eq=False):
             return
         if found:
             self.connection.core.flood_budget.remaining += 1  # of a prefix in a frame of its own
-        elif len(view) < SMALL_FRAME_BYTES:
+        elif len(view) < frames.SMALL_FRAME_BYTES:
             self.connection.core.flood_budget.charge(1)
         if end:
             self.fail(self._protocol_error("a response that ends without a status"))

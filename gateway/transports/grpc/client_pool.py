@@ -7,7 +7,6 @@ one only when all are full.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from time import monotonic
 from typing import Any, Final
 
@@ -57,9 +56,14 @@ class _CallStreams(Http2Protocol):
         """Pass a part of a response to its call."""
         stream.owner.on_data(view, end=end)
 
-    def on_data_batch(self, stream: Http2Stream, views: Sequence[memoryview]) -> None:
-        """Pass several parts of a response to their call."""
-        stream.owner.on_data_batch(views)
+    def body_room(self, stream: Http2Stream) -> memoryview | None:
+        """Return where the next data of a large response belong."""
+        room: memoryview | None = stream.owner.body_room()
+        return room
+
+    def on_data_copied(self, stream: Http2Stream, size: int) -> None:
+        """Tell the call that its data were copied."""
+        stream.owner.on_data_copied(size)
 
     def on_writable(self, stream: Http2Stream) -> None:
         """Let a call send more of its request."""

@@ -5,7 +5,7 @@ nothing here runs on a server that does not ask.
 """
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping
 from functools import partial
 
 from msgspec.structs import replace  # noqa: TID251  # of messages, not of calls
@@ -170,11 +170,9 @@ class WaitingCall:
         """Keep a part of the request."""
         self._parts.append((view, end))
 
-    def on_data_batch(self, views: Sequence[memoryview]) -> None:
-        """Keep several parts of the request."""
-        for view in views:
-            self._stream.frame_bytes_left -= len(view)
-            self.on_data(view, end=False)
+    def body_room(self) -> memoryview | None:
+        """Return None: nothing is collected yet."""
+        return None
 
     def on_reset(self) -> bool:
         """End: the client has left."""

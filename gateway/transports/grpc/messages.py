@@ -111,18 +111,15 @@ class MessageReader:
                 self._buffer = bytearray()
         return messages
 
-    def fill(self, views: Sequence[memoryview]) -> bool:
-        """Copy parts of a message into its buffer; return False if it has none yet."""
-        buffer, size = self._buffer, size_of(views)
-        if size >= self.missing or not isinstance(buffer, memoryview):
-            return False
-        at = self._filled
-        for view in views:
-            buffer[at : at + len(view)] = view
-            at += len(view)
-        self._filled = at
+    def room(self) -> memoryview | None:
+        """Return where all but the last byte of the current message belong, if it has a place."""
+        buffer = self._buffer
+        return buffer[self._filled : -1] if isinstance(buffer, memoryview) else None
+
+    def advance(self, size: int) -> None:
+        """Note that *size* bytes were written into `room`."""
+        self._filled += size
         self.missing -= size
-        return True
 
     def reserve(
         self,

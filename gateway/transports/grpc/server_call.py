@@ -6,7 +6,7 @@ client does not read is charged to the memory budget.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import aclosing
 from time import monotonic, monotonic_ns
 from typing import Any, Final
@@ -184,18 +184,13 @@ class ServerCall:
         elif one and end:
             self._fail(errors.MalformedMessage("the call ended without a message"))
 
-    def on_data_batch(self, views: Sequence[memoryview]) -> None:
-        """Handle several parts of the request."""
-        stream = self._stream
-        if self._incoming is not None:
-            coming, stream.frame_bytes_left = stream.frame_bytes_left, 0
-            if self._incoming.fill(views):
-                return
-            stream.frame_bytes_left = coming
-        for view in views:
-            if stream.owner is not None:  # the call may end with one of them
-                stream.frame_bytes_left -= len(view)
-                self.on_data(view, end=False)
+    def body_room(self) -> memoryview | None:
+        """Return where the next data of a large message belong."""
+        return None if self._incoming is None else self._incoming.room()
+
+    def on_data_copied(self, size: int) -> None:
+        """Handle data that were copied into `body_room`."""
+        self._receiving().copied(size)
 
     def on_writable(self) -> None:
         """Continue: the buffered response is written."""

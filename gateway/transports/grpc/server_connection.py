@@ -1,7 +1,7 @@
 """One connection of a gRPC server: its calls, its age and its patience."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from time import monotonic
 from typing import Final
@@ -54,7 +54,6 @@ from gateway.transports.reservation import Reservation
 from gateway.wire.grpc import GrpcStatus
 from gateway.wire.heads.metadata import text_metadata
 from gateway.wire.heads.request_id import metadata_request_id
-from gateway.wire.http import size_of
 
 _LAST_CHANCE_S: Final = 0.25
 
@@ -299,12 +298,14 @@ class GrpcServerConnection(Http2Protocol):
         else:
             self.core.consume(stream, len(view))
 
-    def on_data_batch(self, stream: Http2Stream, views: Sequence[memoryview]) -> None:
-        """Pass several parts of a request to its call."""
-        if stream.owner is not None:
-            stream.owner.on_data_batch(views)
-        else:
-            self.core.consume(stream, size_of(views))
+    def body_room(self, stream: Http2Stream) -> memoryview | None:
+        """Return where the next data of a large request belong."""
+        room: memoryview | None = None if stream.owner is None else stream.owner.body_room()
+        return room
+
+    def on_data_copied(self, stream: Http2Stream, size: int) -> None:
+        """Tell the call that its data were copied."""
+        stream.owner.on_data_copied(size)
 
     def on_reset(self, stream: Http2Stream, _code: int) -> bool:
         """End a call whose client left it."""
@@ -523,7 +524,7 @@ class GrpcServerConnection(Http2Protocol):
                 self._born + self._age_s, self._idle_since + self._limits.keepalive_s
             )
             self._open.active.discard(self)
-            transport.set_protocol(_IdleProtocol(self))
+            self.receive_with(_IdleProtocol(self))
 
     def become_active(self) -> None:
         """Let the connection be swept again. A second call does nothing."""

@@ -7,7 +7,7 @@ charged yet, and messages that the call has not read, stay in the connection's w
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from time import monotonic
 from typing import Final, Protocol
 
@@ -17,10 +17,9 @@ from gateway.transports.contract import ServerLimits
 from gateway.transports.grpc.messages import PREFIX_BYTES, GrpcMessage, MessageReader
 from gateway.transports.grpc.states import GrpcConnectionState
 from gateway.transports.http2.connection import Http2Connection
-from gateway.transports.http2.flood_control import SMALL_FRAME_BYTES
+from gateway.transports.http2.frames import SMALL_FRAME_BYTES
 from gateway.transports.http2.streams import Http2Stream
 from gateway.transports.reservation import Reservation
-from gateway.wire.http import size_of
 
 # Unread messages of a stream; the window limits their bytes.
 _MAX_UNREAD_MESSAGES: Final = 4096
@@ -115,8 +114,6 @@ class RequestMessages:
             Overloaded: Too many messages are unread.
         """
         self.has_ended = end
-        if not end and self.fill((view,)):  # most parts of a large message
-            return
         found = self._reader.feed(view)
         if found:
             self._add(found)
@@ -148,22 +145,20 @@ class RequestMessages:
         self._is_charged = True
         self._connection.core.flood_budget.charge(1)
 
-    def fill(self, views: Sequence[memoryview]) -> bool:
-        """Copy parts of a message into its buffer; return False if it has none yet."""
-        if not self._reader.fill(views):
-            return False
+    def room(self) -> memoryview | None:
+        """Return where the next bytes of a large message belong; None to `feed` them."""
+        return self._reader.room()
+
+    def copied(self, size: int) -> None:
+        """Handle *size* bytes that were copied into `room`."""
+        reader, held, core = self._reader, self._reservation, self._connection.core
+        reader.advance(size)
         self._last_data_at = monotonic()
-        size = size_of(views)
         self._received += size
-        core = self._connection.core
-        if size < SMALL_FRAME_BYTES:
-            self._charge()
-        reader, held = self._reader, self._reservation
         if held.size_bytes < reader.size and 4 * reader.filled >= 3 * held.size_bytes:
             self._make_room()
         if core.consume(self._stream, size) and not self._connection.is_flushing:
             self._connection.flush_soon()
-        return True
 
     async def read(self) -> AsyncGenerator[GrpcMessage, None]:
         """Yield the messages of a bidirectional stream."""

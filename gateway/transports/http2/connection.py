@@ -17,7 +17,7 @@ them.
 Source: RFC 9113, 5.2 and 6.9 for the windows.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from gateway.accelerator import accelerated
@@ -29,16 +29,16 @@ from gateway.transports.http2.flood_control import (
     REFUSAL_COST,
     RESET_COST,
     RESPONSE_REFUND,
-    SMALL_FRAME_BYTES,
 )
 from gateway.transports.http2.frame_reader import FRAME_BYTES, FrameReader
 from gateway.transports.http2.frames import (
-    FRAME_HEAD,
+    SMALL_FRAME_BYTES,
     Http2ConnectionError,
     Http2StreamError,
     MissingPseudoHeaders,
     complete_stream,
     content,
+    copy_data,
 )
 from gateway.transports.http2.hpack import NO_ENTRIES, TABLE_BYTES, Field, ReadBlock, decode_block
 from gateway.transports.http2.states import (
@@ -70,7 +70,6 @@ _MAX_CACHED: Final = 64
 _MAX_CACHED_BYTES: Final = 1024
 _EMPTY: Final = memoryview(b"")
 _PING_DATA: Final = bytes(8)
-_unpack = FRAME_HEAD.unpack_from
 
 
 class StreamEvents(Protocol):
@@ -93,11 +92,11 @@ class StreamEvents(Protocol):
     def on_data(self, stream: Http2Stream, view: memoryview, *, end: bool) -> None:
         """Handle data of a stream; *view* stays valid."""
 
-    def on_data_batch(self, stream: Http2Stream, views: Sequence[memoryview]) -> None:
-        """Handle consecutive parts of a stream that does not end with them.
+    def body_room(self, stream: Http2Stream) -> memoryview | None:
+        """Return where the next data of a large message belong; None to get it by `on_data`."""
 
-        All are in `frame_bytes_left`: a handler that passes them on one by one subtracts each.
-        """
+    def on_data_copied(self, stream: Http2Stream, size: int) -> None:
+        """Handle data of a stream, which were copied to where they belong."""
 
     def on_reset(self, stream: Http2Stream, code: int) -> bool:
         """Handle a reset stream. REFUSED_STREAM means that the peer has not processed it.
@@ -467,44 +466,36 @@ class Http2Connection(FrameReader):
         else:
             self.refuse(stream, frames.PROTOCOL_ERROR)
 
-    def _fast_data(self, number: int, data: bytes, view: memoryview, at: int) -> int:
-        stream = self.streams.get(number)
-        if stream is None or stream.state in REMOTE_ENDED:
-            return at
-        most = min(stream.window, self._window - _WIDEN_AT, FRAME_BYTES)
+    def _room(self, stream: Http2Stream) -> memoryview | None:
+        if stream.state in REMOTE_ENDED:
+            return None
+        room = self._receiver.body_room(stream)
+        expected = stream.expected_bytes
+        return room if room is None or expected is None else room[:expected]
+
+    def _copy_data(
+        self, stream: Http2Stream, data: Buffer, at: int, rest: int, *, end: bool
+    ) -> tuple[int, int, bool]:
+        room = self._room(stream)
+        if room is None or (end and rest <= len(room)):
+            return at, rest, end
+        window = min(stream.window, self._window)
+        at, copied, begun, rest, is_last = copy_data(data, at, stream.number, rest, window, room)
+        if begun:
+            self._window -= begun
+            self._unread += begun
+            stream.window -= begun
+            stream.unread += begun
+            end = is_last
+        if copied:
+            self._copied(stream, copied, rest)
+        return at, rest, end
+
+    def _copied(self, stream: Http2Stream, size: int, rest: int) -> None:
+        stream.frame_bytes_left = rest
         if stream.expected_bytes is not None:
-            most = min(most, stream.expected_bytes)
-        remaining = most
-        last = len(data) - frames.HEAD_BYTES
-        views: list[memoryview] = []
-        while at <= last:
-            high, low, kind, flags, same = _unpack(data, at)
-            length = high << 16 | low
-            begin = at + frames.HEAD_BYTES
-            end = begin + length
-            if (
-                kind != frames.DATA
-                or flags
-                or same != number
-                or end > len(data)
-                or not 0 < length <= remaining
-            ):
-                break
-            remaining -= length
-            views.append(view[begin:end])
-            at = end
-        if views:
-            size = most - remaining
-            self._window -= size
-            self._unread += size
-            stream.window -= size
-            stream.unread += size
-            if stream.expected_bytes is not None:
-                stream.expected_bytes -= size
-            stream.frame_bytes_left = size
-            self._receiver.on_data_batch(stream, views)
-            stream.frame_bytes_left = 0
-        return at
+            stream.expected_bytes -= size
+        self._receiver.on_data_copied(stream, size)
 
     def _deliver(self, stream: Http2Stream, view: memoryview, *, end: bool) -> None:
         if stream.expected_bytes is not None:

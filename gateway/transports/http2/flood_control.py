@@ -21,9 +21,6 @@ UNSERVED_COST: Final = 1
 LATE_STREAM_COST: Final = 2
 """The cost of a stream that the peer opens after GOAWAY."""
 
-SMALL_FRAME_BYTES: Final = 256
-"""A smaller DATA frame that ends no message is charged like an empty one."""
-
 FREE_FRAMES: Final = 2
 """So many updates of windows and late frames are free for each number up to that of the last
 stream. Every other number is a stream."""

@@ -1,7 +1,9 @@
 """FrameReader: parses the bytes of an HTTP/2 connection into frames, incrementally.
 
-The content of DATA frames is passed on as it arrives, without padding.  The fragments of a header
-block are joined.  Other frames are passed on when they are complete.  A subclass handles them.
+The content of DATA frames is passed on as it arrives, without padding.  That of a large message,
+whose place is known, is copied there together, for all frames of a read; the rest of a large frame
+may be received there.  The fragments of a header block are joined.  Other frames are passed on when
+they are complete.  A subclass handles them.
 
 Source: RFC 9113 4 and 6.
 """
@@ -18,6 +20,7 @@ from gateway.transports.http2.frames import (
     Http2ConnectionError,
 )
 from gateway.transports.http2.streams import Http2Stream
+from gateway.wire.http import Buffer
 
 FRAME_BYTES: Final = 1 << 20
 """The size limit of a frame."""
@@ -30,8 +33,10 @@ _TURN_BLOCK_SHIFT: Final = 9
 
 _BLOCK_FRAMES: Final = 32
 _PRIORITY_BYTES: Final = 5
-_LONG: Final = 4096
-"""DATA frames of this size are parsed together with the frames after them."""
+_LONG: Final = 1024
+"""DATA frames of this size may be parts of a large message, and are copied to its place."""
+_DIRECT: Final = 64 * 1024
+"""The rest of a frame of this size is received where it belongs, without a copy."""
 _NO_PART: Final = (0, 0, 0, False)
 _unpack = FRAME_HEAD.unpack_from
 
@@ -47,6 +52,7 @@ class FrameReader(ABC):
         flood_budget: Limits frames that carry nothing.
         has_settings: The peer has sent its SETTINGS; the subclass sets it.
         is_behind: `feed` has used up the turn of this connection before it parsed all data.
+        is_copying: `feed` has copied a part of a large message to its place.
         max_block: The size limit of a header block.
         streams: The streams that are not closed in both directions, by number.
         turn_s: How long the connection may parse before other connections get their turn.
@@ -70,6 +76,7 @@ class FrameReader(ABC):
         "flood_budget",
         "has_settings",
         "is_behind",
+        "is_copying",
         "max_block",
         "streams",
         "take_stream",
@@ -85,7 +92,7 @@ class FrameReader(ABC):
         self.max_block = block_bytes
         self._held = b""
         self._held_at = 0
-        self.is_behind = False
+        self.is_behind = self.is_copying = False
         self.turn_s = TURN_S
         self._turn_end = 0.0
         self._turn_frames = 0
@@ -118,7 +125,7 @@ class FrameReader(ABC):
             else:
                 data, at = self._held, self._held_at
             self._held, self._held_at = b"", 0
-        self.is_behind = False
+        self.is_behind = self.is_copying = False
         self._turn_end = 0.0  # the clock is read only after many frames
         self._turn_frames = _TURN_FRAMES
         try:
@@ -190,15 +197,14 @@ class FrameReader(ABC):
             length = high << 16 | low
             begin = at + frames.HEAD_BYTES
             end = begin + length
+            if length >= _LONG and kind == frames.DATA and flags <= frames.END_STREAM:
+                stop = self._copy(number, data, at)
+                if stop > at:
+                    at = self._more_data(data, stop) if self._part[0] else stop
+                    continue
             if end > len(data) or not 0 < number <= frames.MAX_WINDOW or not length:
                 break
             if kind == frames.DATA and flags <= frames.END_STREAM and length <= FRAME_BYTES:
-                if length >= _LONG and not flags:
-                    end = self._fast_data(number, data, view, at)
-                    if end > at:
-                        at = end
-                        continue
-                    end = begin + length
                 receiving = self._received_on(number, length)
                 if receiving is not None:
                     self._deliver(receiving, view[begin:end], end=flags == frames.END_STREAM)
@@ -303,9 +309,67 @@ class FrameReader(ABC):
         self._part = (number, length, padding, end)
         return self._more_data(data, begin)
 
+    def _copy(self, number: int, data: Buffer, at: int) -> int:
+        """Copy DATA frames of a stream to where its message is collected; return the position.
+
+        The rest of an incomplete frame comes first.
+        """
+        stream = self.streams.get(number)
+        _, rest, padding, end = self._part
+        if stream is not None and not padding:
+            stop, rest, end = self._copy_data(stream, data, at, rest, end=end)
+            if stop > at:
+                at = stop
+                self._part = (number, rest, 0, end) if rest else _NO_PART
+                self.is_copying = True
+        return at
+
+    def copy(self, data: memoryview) -> int:
+        """Copy the beginning of received data, as far as it belongs to large messages.
+
+        Returns:
+            The position after what was copied. The rest is for `feed`.
+        """
+        if self._held or self._preface or self._block_stream:
+            return 0
+        at, before, size = 0, -1, len(data)
+        while before < at < size:
+            before, number = at, self._part[0]
+            if not number:
+                if size - at < frames.HEAD_BYTES:
+                    break
+                number = _unpack(data, at)[4]
+            at = self._copy(number, data, at)
+        return at
+
+    @property
+    def rest_room(self) -> memoryview | None:
+        """Where the rest of a large frame belongs, if it has a place and nothing comes before it.
+
+        At least `_DIRECT` bytes fit into it, because many small reads would cost more than a copy.
+        """
+        number, rest, padding, end = self._part
+        stream = None if self._held or padding or rest < _DIRECT else self.streams.get(number)
+        if stream is None:
+            return None
+        room = self._room(stream)
+        if room is None or (end and rest <= len(room)) or len(room) < _DIRECT:
+            return None
+        return room[:rest]
+
+    def rest_received(self, size: int) -> None:
+        """Note that *size* bytes were received into `rest_room`."""
+        number, rest, _, end = self._part
+        rest -= size
+        self._part = (number, rest, 0, end) if rest else _NO_PART
+        self._copied(self.streams[number], size, rest)
+
     def _more_data(self, data: bytes, at: int) -> int:
         """Parse the continuation of a DATA frame; return the position in *data*."""
+        at = self._copy(self._part[0], data, at)
         number, length, padding, end = self._part
+        if not number:
+            return at
         stop = min(len(data), at + length)
         stream = self.streams.get(number)
         available = stop - at
@@ -364,8 +428,30 @@ class FrameReader(ABC):
         """Handle a part of a stream."""
 
     @abstractmethod
-    def _fast_data(self, number: int, data: bytes, view: memoryview, at: int) -> int:
-        """Handle consecutive DATA frames of a stream from *at*; return the position after them."""
+    def _room(self, stream: Http2Stream) -> memoryview | None:
+        """Return where the next data of a large message belong, if there is a place."""
+
+    @abstractmethod
+    def _copy_data(
+        self, stream: Http2Stream, data: Buffer, at: int, rest: int, *, end: bool
+    ) -> tuple[int, int, bool]:
+        """Copy DATA frames of a stream to where its message is collected, if it is.
+
+        Args:
+            stream: The stream.
+            data: Frames.
+            at: Position of the first.
+            rest: How many bytes of an earlier frame come first.
+            end: Whether that frame ends the stream.
+
+        Returns:
+            The position after them, how many bytes of the last frame remain, and whether it ends
+            the stream.
+        """
+
+    @abstractmethod
+    def _copied(self, stream: Http2Stream, size: int, rest: int) -> None:
+        """Handle *size* bytes that are in their place; *rest* bytes of their frame remain."""
 
     @abstractmethod
     def _whole_block(self, number: int, block: bytes, *, end: bool) -> None:

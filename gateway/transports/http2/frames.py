@@ -88,6 +88,9 @@ HEAD_BYTES: Final = 9
 COPIED_BYTES: Final = 4096
 """A copy of so few bytes costs less than a view of a view."""
 
+SMALL_FRAME_BYTES: Final = 256
+"""A smaller DATA frame that ends no message is charged like an empty one."""
+
 _pack, _unpack = FRAME_HEAD.pack, FRAME_HEAD.unpack_from
 _SETTING = struct.Struct(">HI")
 _UPDATE = struct.Struct(">BHBBII")
@@ -169,6 +172,56 @@ def content(data: bytes, begin: int, stop: int) -> memoryview:
     if stop - begin <= COPIED_BYTES:
         return memoryview(data[begin:stop])
     return memoryview(data)[begin:stop]
+
+
+@accelerated
+def copy_data(
+    data: Buffer, at: int, number: int, rest: int, window: int, room: memoryview
+) -> tuple[int, int, int, int, bool]:
+    """Copy the content of consecutive DATA frames of a stream, which are not small or padded.
+
+    A frame that ends the stream is copied only if a part of it remains.
+
+    Args:
+        data: Frames.
+        at: Position of the first, or of the rest of one whose beginning was copied before.
+        number: The stream.
+        rest: The size of that rest; 0 for none.
+        window: How many bytes the frames after it may have together.
+        room: Where the content belongs.
+
+    Returns:
+        The position after what was copied, the number of bytes that were copied, the size of the
+        frames that were begun, how many bytes of the last one remain, and whether it ends the
+        stream.
+    """
+    view, size, free = memoryview(data), len(data), len(room)
+    copied = begun = 0
+    is_last = False
+    while copied < free:
+        if not rest:
+            if size - at < HEAD_BYTES:
+                break
+            high, low, kind, flags, same = _unpack(data, at)
+            length = high << 16 | low
+            if kind != DATA or flags > END_STREAM or same != number:
+                break
+            is_last = flags == END_STREAM
+            if not SMALL_FRAME_BYTES <= length <= window - begun or (
+                is_last and length <= free - copied
+            ):
+                break
+            begun += length
+            rest = length
+            at += HEAD_BYTES
+        step = min(rest, size - at, free - copied)
+        room[copied : copied + step] = view[at : at + step]
+        copied += step
+        at += step
+        rest -= step
+        if rest:
+            break
+    return at, copied, begun, rest, is_last and rest > 0
 
 
 def _payload(data: bytes, at: int, kind: int) -> tuple[int, int, int, int]:

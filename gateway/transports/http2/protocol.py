@@ -5,6 +5,7 @@ the core writes nothing, and data waits where it was created.
 """
 
 import asyncio
+import threading
 from time import monotonic
 from typing import Any, Final
 
@@ -12,6 +13,11 @@ from gateway.transports.http2.connection import Http2Connection
 from gateway.transports.http2.frames import Http2ConnectionError
 from gateway.transports.net.sockets import tune, unread_input
 from gateway.wire.http import Buffer
+
+READ_BYTES: Final = 256 * 1024
+"""How much one read of a large message receives."""
+
+_OTHER_READS: Final = 16
 
 WRITE_BUFFER_BYTES: Final = 256 * 1024
 """The size of the transport's write buffer; more data waits where it was created."""
@@ -32,6 +38,7 @@ class Http2Protocol(asyncio.Protocol):
     """
 
     __slots__ = (
+        "_has_large_reads",
         "_is_paused",
         "_paused_bytes",
         "_paused_since",
@@ -58,7 +65,7 @@ class Http2Protocol(asyncio.Protocol):
         self.is_new = False
         self.has_received = False
         self.turn = 0
-        self._is_paused = False
+        self._has_large_reads = self._is_paused = False
         self._waits_for_turn = False
         self._stuck_since: float | None = None
         self._stuck_bytes = 0
@@ -93,8 +100,24 @@ class Http2Protocol(asyncio.Protocol):
             return
         if core.out and not self.is_flushing:
             self.flush_soon()
+        if core.is_copying and not self._has_large_reads:
+            self.receive_with(LargeReads(self))
+            self._has_large_reads = True
         if core.is_behind:
             self._wait_for_turn()
+
+    def receive_with(self, protocol: asyncio.BaseProtocol) -> None:
+        """Let *protocol* receive, until this object or another one does."""
+        self._has_large_reads = False
+        transport = self.transport
+        if transport is None or transport.is_closing():
+            return
+        if self._is_paused:
+            transport.set_protocol(protocol)
+        else:  # uvloop looks at the kind of a protocol when it begins to read
+            transport.pause_reading()
+            transport.set_protocol(protocol)
+            transport.resume_reading()
 
     def read_rest(self, error: BaseException | None) -> None:
         """Read what has arrived before *error* ended the connection; for `connection_lost`."""
@@ -200,3 +223,61 @@ class Http2Protocol(asyncio.Protocol):
         """Close at once. A second call does nothing."""
         if self.transport is not None:
             self.transport.abort()
+
+
+class _ReadBuffer(threading.local):
+    """What all connections of a thread receive into, each for the length of one call."""
+
+    def __init__(self) -> None:
+        self.view = memoryview(bytearray(READ_BYTES))
+
+
+_BUFFER: Final = _ReadBuffer()
+
+
+class LargeReads(asyncio.BufferedProtocol):
+    """Receives for a connection while large messages arrive, whose bytes it copies at most once.
+
+    Args:
+        connection: Receives by itself again after some reads without a part of such a message.
+    """
+
+    __slots__ = ("_connection", "_is_direct", "_others")
+
+    def __init__(self, connection: Http2Protocol) -> None:
+        self._connection = connection
+        self._is_direct = False
+        self._others = 0
+
+    def get_buffer(self, _hint: int) -> memoryview:
+        """Return the place of the rest of a large frame, or the buffer of the thread."""
+        room = self._connection.core.rest_room
+        self._is_direct = room is not None
+        return _BUFFER.view if room is None else room
+
+    def buffer_updated(self, size: int) -> None:
+        """Put parts of messages in their places, and let the connection receive the rest."""
+        connection = self._connection
+        core, at, data = connection.core, size, _BUFFER.view[:size]
+        if self._is_direct:
+            core.rest_received(size)
+        else:
+            at = core.copy(data)
+        if at < size:
+            connection.data_received(bytes(data[at:]))
+        connection.has_received = True
+        self._others = 0 if at or core.is_copying else self._others + 1
+        if self._others == _OTHER_READS:
+            connection.receive_with(connection)
+
+    def pause_writing(self) -> None:
+        """Tell the connection."""
+        self._connection.pause_writing()
+
+    def resume_writing(self) -> None:
+        """Tell the connection."""
+        self._connection.resume_writing()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Tell the connection."""
+        self._connection.connection_lost(error)

@@ -37,7 +37,6 @@ from gateway.transports.http2.connection import Http2Connection
 from gateway.transports.http2.flood_control import (
     EARLY_RESET_S,
     RESPONSE_REFUND,
-    SMALL_FRAME_BYTES,
 )
 from gateway.transports.http2.hpack import literal
 from gateway.transports.http2.request_head import HttpStreamHead
@@ -442,18 +441,26 @@ class HttpStream(HttpStreamBody):
     def on_data(self, view: memoryview, *, end: bool) -> None:
         """Handle a part of the body."""
         self._received += len(view)
-        if len(view) < SMALL_FRAME_BYTES and not end:
+        if len(view) < frames.SMALL_FRAME_BYTES and not end:
             self._connection.core.flood_budget.charge(1)
         self._keep(view)
         self.is_complete = end
         if end or self._buffer is None or self._pieces:
             self._wake()
 
-    def on_data_batch(self, views: Sequence[memoryview]) -> None:
-        """Handle several parts of the body."""
-        for view in views:
-            self._stream.frame_bytes_left -= len(view)
-            self.on_data(view, end=False)
+    def body_room(self) -> memoryview | None:
+        """Return where the next data of the body belong, as far as memory is reserved."""
+        return None if self._buffer is None or self._pieces else self._buffer.room()
+
+    def on_data_copied(self, size: int) -> None:
+        """Handle data that were copied into `body_room`."""
+        buffer = self._buffer
+        assert buffer is not None  # noqa: S101  # it has the room
+        self._received += size
+        buffer.advance(size)
+        self._consume(size)
+        if not buffer.is_whole:
+            self._widen(buffer.reserved_ahead)
 
     def on_reset(self) -> bool:
         """Cancel the request: the client has reset it, or the connection is lost.
