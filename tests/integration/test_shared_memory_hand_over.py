@@ -59,7 +59,8 @@ def infer(connection: HTTPConnection, data: bytes, *, waits: bool = True) -> boo
     assert b"tensor-gateway-" not in body
     if response.status != HTTPStatus.OK:
         return None
-    return [zlib.crc32(data)] == json.loads(body)["outputs"][0]["data"]
+    found: list[int] = json.loads(body)["outputs"][0]["data"]
+    return [zlib.crc32(data)] == found
 
 
 class Clients:

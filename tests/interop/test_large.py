@@ -53,5 +53,6 @@ def test_large_tensors_are_handed_over_in_shared_memory(
         assert 1 == len([each for each in listed if each["name"].startswith("tensor-gateway-")])
         assert (200, None) == get(gateway.url("/v2/systemsharedmemory/unregister"), {})
         assert listed == get(f"http://{triton_server.http_address}/v2/systemsharedmemory/status")[1]
+        gateway.stop()
     listed = get(f"http://{triton_server.http_address}/v2/systemsharedmemory/status")[1]
     assert [] == [each for each in listed if each["name"].startswith("tensor-gateway-")]
