@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from gateway.app.build.parts import ServingParts
 from gateway.app.chains.tracing import Tracing
@@ -26,12 +27,12 @@ class ProcessParts:
         call_log: Writes the line of each call.
         regions: Shared memory that clients registered with the gateway.
         forwarded: Shared memory that clients registered with upstreams.
-        pool: Shared memory in which large tensors are handed over to servers.
         load: The load of the process.
         obstacle: Returns why the process is not ready whatever its routes are; "" for no reason.
         new_path: Makes the record of a call's path.
         tracing: Makes spans; None for no spans.
         parts: The parts of extensions.
+        pool: Shared memory in which large tensors are handed over to servers; empty by default.
     """
 
     metrics: Metrics
@@ -41,9 +42,9 @@ class ProcessParts:
     call_log: CallLog
     regions: Regions
     forwarded: ForwardedRegions
-    pool: RegionPool
     load: ProcessLoad
     obstacle: Callable[[], str] = str
     new_path: Callable[..., CallPath] = CallPath
     tracing: Tracing | None = None
     parts: ServingParts = field(default_factory=ServingParts)
+    pool: RegionPool = field(default_factory=partial(RegionPool, 0))
