@@ -6,6 +6,7 @@ later. Its process holds a lock on it (`flock`): a file without one was left by 
 Source: Triton's shared memory extension; benchmarks/NOTES.md, "Shared memory of Triton".
 """
 
+import errno
 import fcntl
 import mmap
 import os
@@ -200,8 +201,12 @@ class RegionPool:
         """Return a new region of `region_bytes`, which is not part of the pool yet; for a thread.
 
         Raises:
-            OSError: There is no memory in the folder, or no folder.
+            OSError: It is more than half of what is free in the folder, which the server may need
+                for itself, or there is no folder.
         """
+        space = os.statvfs(self._folder)
+        if 2 * size > space.f_bavail * space.f_frsize:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._folder)
         return Region(self._folder, size)
 
     def add(self, region: Region) -> None:
