@@ -19,6 +19,8 @@ PIECE = 60_000
 class IdleConnection:
     """A connection whose methods do nothing."""
 
+    transport = None
+
     def resume_reading(self) -> None:
         """Do nothing."""
 
@@ -26,6 +28,9 @@ class IdleConnection:
         """Do nothing."""
 
     def check_peer(self, missing: int) -> None:
+        """Do nothing."""
+
+    def body_ended(self) -> None:
         """Do nothing."""
 
 
