@@ -353,6 +353,7 @@ CHANGES: list[tuple[str, Any]] = [
     ("shared_regions", 7),
     ("in_flight_bytes", "1GiB"),
     ("in_flight_bytes_per_address", "1MiB"),
+    ("hand_over_bytes", "64MiB"),
     ("nonsense", 1),
 ]
 

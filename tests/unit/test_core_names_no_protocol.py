@@ -12,7 +12,7 @@ import pytest
 from gateway.registry import PROTOCOLS
 
 PACKAGE = Path(__file__).parents[2] / "gateway"
-WINGS = frozenset({"protocols", "schema", "migration", "cli"})
+WINGS = frozenset({"protocols", "schema", "migration", "conformance", "cli"})
 NAME = re.compile(rf"(?<![a-z])({'|'.join(PROTOCOLS)})(?![a-z])", re.IGNORECASE)
 
 # A place that may name a protocol, and why.

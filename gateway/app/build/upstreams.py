@@ -416,7 +416,7 @@ class _EndpointBuilder:
         identity = ServerIdentity(upstream, name, url, cancellation, withheld)
         service: Service = connected.service
         hand_over = None
-        if config.hand_over == "auto" and (is_loopback or url.socket) and url.protocol == "oip":
+        if config.hand_over == "auto" and (is_loopback or url.socket):
             hand_over = service = HandOver(
                 service,
                 probing.service,

@@ -31,6 +31,7 @@ KEYS: dict[str, dict[str, Any]] = {
     "ListenerConfig.authentication": {"listeners": [{"http": ":1", "authentication": "off"}]},
     "ListenerConfig.shared_memory": {"listeners": [{"http": ":1", "shared_memory": "off"}]},
     "SharedMemoryConfig.mode": {"listeners": [{"http": ":1", "shared_memory": {"mode": "off"}}]},
+    "UpstreamConfig.hand_over": {"upstreams": {"a": {"url": "oip+http://a:1", "hand_over": "off"}}},
     "RetryConfig.on": {"policies": {"retry": {"on": ["unsent"]}}},
     "GuardsConfig.errors": MIGRATING,
     "GuardsConfig.mismatch": MIGRATING,
