@@ -48,6 +48,8 @@ MORE_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "endpoint ready": _ENDPOINT,
     "internal error": ("part",),
     "known weaknesses": _ENDPOINT,
+    "large tensors go as bytes": _ENDPOINT,
+    "large tensors go in shared memory": _ENDPOINT,
     "lines about calls are missing": ("skipped", "skipped_by"),
     "listener can be reached from other machines without TLS": ("listener", "address"),
     "listener lets other machines use this one's shared memory": ("listener", "address"),
@@ -67,6 +69,7 @@ MORE_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "runtime changes": ("drained", "weights", "those of extensions"),
     "runtime changes hold against the file": ("drained", "weights", "those of extensions"),
     "server identified": _ENDPOINT,
+    "shared memory stays small": _ENDPOINT,
     "started": ("the address of each server",),
 }
 """Fields that the call of an event does not name."""
