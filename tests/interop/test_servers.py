@@ -4,6 +4,8 @@ No gateway is involved: this shows that the fixtures and the scripts work, and i
 of what each server does differently from Triton.
 """
 
+import re
+
 import pytest
 
 from tests.interop.client import SCRIPT_WORDS, Client
@@ -71,7 +73,8 @@ KSERVE_ODD = {
     ("grpc", "model_ready_unknown"): "StatusCode.NOT_FOUND",
     ("grpc", "model_error_2"): "Internal server error",
     ("grpc", "repository_index"): "Method not found!",
-    ("grpc", "stream"): "Method not found!",
+    # The client says the second if the server has ended the stream before its next request.
+    ("grpc", "stream"): "Method not found!|no longer in valid state",
 }
 """What the KServe ModelServer 0.21.0 says otherwise, by a part of it, beside what `test_certify.py` finds."""
 
@@ -142,4 +145,4 @@ def test_kserve_known_difference(
     """The KServe ModelServer still differs from Triton in this check."""
     script = f"tritonclient_{transport}"
     seen = client.checks(script, _address(kserve_server, script), check)
-    assert KSERVE_ODD[transport, check] in str(seen[check])
+    assert re.search(KSERVE_ODD[transport, check], str(seen[check]))
