@@ -186,13 +186,13 @@ async def test_the_deadline_of_a_request_ends_its_wait() -> None:
     """The error names the key."""
     budget = MemoryBudget(100)
     budget.try_acquire(100)
-    asked = time.monotonic()
-    waits = Reservation(budget, None, budget.share("one"), asked + 0.01)
+    start = time.monotonic()
+    waits = Reservation(budget, None, budget.share("one"), start + 0.01)
     with pytest.raises(DeadlineExceeded, match=r"waiting for memory: .*\(in_flight_bytes\)"):
         await waits.grow(10)
-    took_s = time.monotonic() - asked
-    assert took_s >= 0.01
-    assert 0 < waits.waited_s <= took_s
+    duration_s = time.monotonic() - start
+    assert duration_s >= 0.01
+    assert 0 < waits.waited_s <= duration_s
 
 
 async def test_small_budgets_have_room_for_some_calls() -> None:
