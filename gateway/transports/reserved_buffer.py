@@ -27,11 +27,14 @@ def _is_counted(buffer: Any) -> bool:
     return isinstance(buffer, memoryview) and isinstance(buffer.obj, CountedMemory)
 
 
-def message_memory(size: int, held: Reservation | None = None) -> memoryview:
-    """Return memory of *size* bytes, whose reservation *held* is released when it is freed."""
+def message_memory(size: int, held: Reservation, *, lasts: bool) -> memoryview:
+    """Return memory of *size* bytes; see `ReservedBuffer`."""
+    pooled = None if lasts else held.pooled(size)
+    if pooled is not None:
+        return pooled
     # A bytearray would be filled with zeros first.
     memory = np.empty(size, np.uint8)
-    if held is not None:
+    if lasts:
         memory = memory.view(CountedMemory)
         finalize(memory, held.close).atexit = False
     return memory.data
@@ -55,8 +58,7 @@ class ReservedBuffer:
         held.allocated(size)
         self._size = size
         self._reservation = held
-        pooled = None if lasts else held.pooled(size)
-        self._view = message_memory(size, held if lasts else None) if pooled is None else pooled
+        self._view = message_memory(size, held, lasts=lasts)
         self.filled = 0
 
     def __del__(self) -> None:

@@ -369,7 +369,7 @@ class ClientCall(Struct, eq=False):
         held = self._reservation
         if held is None:
             held = self._reservation = self.connection.reservation()
-            reader.reserve(held)
+            reader.reserve(held, lasts=True)
         more = held.step(reader.filled, reader.size)
         if more > 0 and not held.try_grow(more):
             self._growing = self.connection.loop.create_task(self._grow(held, reader, more))

@@ -3,7 +3,7 @@
 Source: gRPC over HTTP/2, "Length-Prefixed-Message".
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from struct import Struct
 from typing import Final
 
@@ -14,7 +14,6 @@ from gateway.ir.errors import MalformedMessage, TooLarge, Unsupported
 from gateway.transports.grpc.headers import with_metadata
 from gateway.transports.http2.frames import join_stream
 from gateway.transports.http2.streams import JOINED_BYTES
-from gateway.transports.memory_budget import no_pool
 from gateway.transports.reservation import Reservation
 from gateway.transports.reserved_buffer import message_memory
 from gateway.wire.grpc import Metadata
@@ -121,20 +120,15 @@ class MessageReader:
         self._filled += size
         self.missing -= size
 
-    def reserve(
-        self,
-        held: Reservation | None = None,
-        pooled: Callable[[int], memoryview | None] = no_pool,
-    ) -> None:
+    def reserve(self, held: Reservation, *, lasts: bool) -> None:
         """Allocate the buffer of the current message, which is filled as far as memory is reserved.
 
         Args:
-            held: The reservation, which is released when the message is freed.
-            pooled: Returns the buffer for a size; None to allocate it.
+            held: The reservation of the message.
+            lasts: Whether the reservation lasts until the message is freed, which is a response.
         """
         if isinstance(self._buffer, bytearray):
-            memory = pooled(self._size)
-            whole = message_memory(self._size, held) if memory is None else memory
+            whole = message_memory(self._size, held, lasts=lasts)
             whole[: self._filled] = self._buffer
             self._buffer = whole
 

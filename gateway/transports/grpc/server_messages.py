@@ -235,7 +235,7 @@ class RequestMessages:
         reader, stream = self._reader, self._stream
         allowed = min(reader.missing, self._reservation.size_bytes - reader.filled)
         if stream.short_by(reader.missing) > 0:
-            reader.reserve(pooled=self._reservation.pooled)
+            reader.reserve(self._reservation, lasts=False)
         short = stream.short_by(allowed)
         if short > 0:
             self._connection.core.grant(stream, short)

@@ -15,6 +15,8 @@ from gateway.transports.grpc.messages import (
     frame_message,
     whole_message,
 )
+from gateway.transports.memory_budget import MemoryBudget
+from gateway.transports.reservation import Reservation
 
 pytestmark = pytest.mark.usefixtures("build")
 
@@ -40,7 +42,7 @@ def test_messages_survive_any_cut(messages: list[bytes], sizes: list[int], reser
     for piece in cut(data, sizes):
         found += [each.view.tobytes() for each in reader.feed(piece)]
         if reserve:
-            reader.reserve()
+            reader.reserve(Reservation(MemoryBudget(1), None), lasts=False)
     assert messages == found
     assert reader.is_empty
 
@@ -74,7 +76,7 @@ def test_a_message_in_many_frames_is_copied_once() -> None:
     try:
         reader.feed(memoryview(b"\0" + size.to_bytes(4, "big")))
         reader.feed(piece)
-        reader.reserve()
+        reader.reserve(Reservation(MemoryBudget(1), None), lasts=False)
         baseline, _ = tracemalloc.get_traced_memory()
         tracemalloc.reset_peak()
         for _ in range(size // len(piece) - 2):
