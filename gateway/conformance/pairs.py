@@ -31,7 +31,7 @@ from gateway.conformance.client_lines import client_line
 from gateway.conformance.findings import NO_MODELS, Findings, PairFinding, PairVerdict, Subject
 from gateway.conformance.losses import arrived, carried_parts, lost_of_inputs, lost_of_reply
 from gateway.conformance.tensors import named_model
-from gateway.ir.bodies.streams import close_stream
+from gateway.ir.bodies.streams import first_replies
 from gateway.ir.calls import (
     Call,
     InferRequest,
@@ -315,17 +315,9 @@ async def _replies_to(service: Service, call: Call[Any]) -> list[InferResponse]:
     found = await service(call)
     if isinstance(found, InferResponse):
         return [found]
-    replies: list[InferResponse] = []
-    try:
-        async for each in found:
-            if each.error is not None:
-                raise each.error
-            if not each.is_end_mark:
-                replies.append(each)
-            if len(replies) > _MOST_REPLIES:
-                raise TooLarge(f"there are more than {_MOST_REPLIES} replies")
-    finally:
-        await close_stream(found)
+    replies = await first_replies(found, _MOST_REPLIES + 1)
+    if len(replies) > _MOST_REPLIES:
+        raise TooLarge(f"there are more than {_MOST_REPLIES} replies")
     return replies
 
 

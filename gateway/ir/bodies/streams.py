@@ -124,17 +124,7 @@ async def only_reply(model: ModelRef, items: AsyncIterator[InferResponse]) -> In
         NotOneReply: There is no reply, or more than one.
         GatewayError: The reply is an error.
     """
-    found: list[InferResponse] = []
-    try:
-        async for item in items:
-            if item.error is not None:
-                raise item.error
-            if not item.is_end_mark:
-                found.append(item)
-            if len(found) > 1:
-                break
-    finally:
-        await close_stream(items)
+    found = await first_replies(items, 2)
     if len(found) != 1:
         count = "more than one response" if found else "no response"
         raise NotOneReply(
@@ -142,6 +132,26 @@ async def only_reply(model: ModelRef, items: AsyncIterator[InferResponse]) -> In
             model=model,
         )
     return found[0]
+
+
+async def first_replies(items: AsyncIterator[InferResponse], most: int) -> list[InferResponse]:
+    """Return the replies of *items* without end marks, *most* at most, and close them.
+
+    Raises:
+        GatewayError: A reply is an error.
+    """
+    found: list[InferResponse] = []
+    try:
+        async for item in items:
+            if item.error is not None:
+                raise item.error
+            if not item.is_end_mark:
+                found.append(item)
+            if len(found) == most:
+                break
+    finally:
+        await close_stream(items)
+    return found
 
 
 async def close_stream(items: AsyncIterator[Any], /) -> None:
