@@ -17,6 +17,7 @@ import structlog
 
 from gateway.concurrency.background import start_background
 from gateway.concurrency.offload import off_loop
+from gateway.concurrency.slices import in_slices
 from gateway.ir.bodies.streamed_inputs import with_buffered_body
 from gateway.ir.calls import (
     Call,
@@ -163,13 +164,12 @@ class HandOver:
                 return tensor
             piece, offset = allocated, allocated.start
             piece.acquire()
-            pieces.append(piece)
             if piece.region not in self._registered:
+                piece.release()
                 return tensor
+            pieces.append(piece)
             target = piece.region.view(piece).data
-            for at in range(0, view.nbytes, _SLICE_BYTES):
-                if at:
-                    await asyncio.sleep(0)
+            async for at in in_slices(range(0, view.nbytes, _SLICE_BYTES)):
                 target[at : at + _SLICE_BYTES] = view[at : at + _SLICE_BYTES]
         shared = SharedMemoryData(piece.region.name, offset, view.nbytes)
         return Tensor(tensor.name, tensor.datatype, tensor.shape, shared, tensor.parameters)
@@ -196,13 +196,8 @@ class HandOver:
             self._start_registration()
 
     def _start_registration(self) -> None:
-        if self._registering is None and self._clock() >= self._retry_at:
-            task = start_background(self._register(), "register regions")
-            self._registering = task
-            task.add_done_callback(self._registration_ended)
-
-    def _registration_ended(self, _task: asyncio.Task[None]) -> None:
-        self._registering = None
+        if _has_ended(self._registering) and self._clock() >= self._retry_at:
+            self._registering = start_background(self._register(), "register regions")
 
     async def _register(self) -> None:
         """Register all regions of the pool, after another one was made if it is needed."""
@@ -260,12 +255,8 @@ class HandOver:
 
     def _release_retired(self) -> None:
         """Begin to unregister the retired regions, so that the server frees their memory."""
-        if self._releasing is None and any(region.is_retired for region in self._registered):
+        if _has_ended(self._releasing) and any(region.is_retired for region in self._registered):
             self._releasing = start_background(self._unregister_retired(), "unregister regions")
-            self._releasing.add_done_callback(self._release_ended)
-
-    def _release_ended(self, _task: asyncio.Task[None]) -> None:
-        self._releasing = None
 
     async def _unregister_retired(self) -> None:
         pause_s = _RELEASE_S
@@ -303,6 +294,10 @@ class HandOver:
 
 
 _BYTES: Final = Datatype.BYTES
+
+
+def _has_ended(task: asyncio.Task[None] | None) -> bool:
+    return task is None or task.done()
 
 
 def _is_large(call: InferRequest) -> bool:

@@ -80,7 +80,7 @@ async def handing_over(
 async def registered(layer: HandOver) -> None:
     """Wait for the registration in the background, which makes the region on a thread."""
     async with asyncio.timeout(20):
-        while (task := layer._registering) is not None:
+        while (task := layer._registering) is not None and not task.done():
             await asyncio.wait([task])
 
 
@@ -214,8 +214,8 @@ async def test_region_in_use_is_unregistered_after_the_inference(tmp_path: Path)
         for future in it.triton.waiting:
             future.set_result(None)
         async with asyncio.timeout(20):
-            while (releasing := it.layer._releasing) is not None:
-                await asyncio.wait([releasing])
+            assert it.layer._releasing is not None
+            await asyncio.wait([it.layer._releasing])
         assert {} == it.triton.regions
         assert [DATA, DATA] == it.triton.reads
 
