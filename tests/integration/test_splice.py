@@ -21,6 +21,7 @@ from gateway.transports.contract import ClientLimits
 from gateway.transports.http1.client import HttpClient
 from gateway.transports.http1.server_connection import Http1ServerConnection
 from gateway.transports.http1.splice import PIPE_BYTES
+from gateway.transports.net import sockets
 from tests.integration.cut_kit import MIB, Far, Near, near, request, response_of
 from tests.integration.http_kit import Raw, eventually, stable
 
@@ -235,9 +236,10 @@ async def test_client_disconnect_is_noticed_while_the_upstream_is_full() -> None
     """Nothing arrives from the client any more, and nothing can be sent: neither waits for ever."""
     async with Far() as far, near(lambda: HttpClient(far.url, ClientLimits())) as gateway:
         far.reads.clear()
-        raw = await gateway.connect()
         head, body = request(("a", "UINT8", bytes(48 * MIB)))
-        with moves() as seen:
+        with moves() as seen, pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sockets, "_USER_TIMEOUT_MS", 1000)  # instead of 30 s
+            raw = await gateway.connect()
             sending = asyncio.ensure_future(raw.send(head + body))
             await eventually(lambda: bool(far.seen))
             await stable(lambda: seen.passed)
@@ -295,7 +297,7 @@ async def test_client_below_the_minimum_rate_is_408() -> None:
 
 async def test_spliced_bytes_count_for_the_minimum_rate() -> None:
     """Bytes that the process does not see count: this client would else be idle and too slow."""
-    limits: dict[str, Any] = {"body_min_rate_grace_s": 0.5, "body_idle_timeout_s": 0.5}
+    limits: dict[str, Any] = {"body_min_rate_grace_s": 1.0, "body_idle_timeout_s": 1.0}
     async with Far() as far, near(lambda: HttpClient(far.url, ClientLimits()), **limits) as gateway:
         raw = await gateway.connect()
         head, body = request(("a", "UINT8", os.urandom(8 * MIB)))
