@@ -92,8 +92,8 @@ lint: $(VENV)/.installed-dev ## Check style and format with ruff.
 	$(BIN)/ruff format --check .
 
 .PHONY: types
-types: $(VENV)/.installed-dev ## Check types of the gateway, the tests and the benchmarks with mypy.
-	$(BIN)/mypy --num-workers $(WORKERS) gateway tests benchmarks
+types: $(VENV)/.installed-dev ## Check types of the gateway, the tests, the benchmarks and the release with mypy.
+	$(BIN)/mypy --num-workers $(WORKERS) gateway tests benchmarks release
 
 .PHONY: contracts
 contracts: $(VENV)/.installed-dev ## Check which module imports which.

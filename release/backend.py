@@ -55,7 +55,7 @@ def build_wheel(
 ) -> str:
     """Build a wheel into *wheel_directory* and return its name."""
     epoch = _prepare()
-    name = build_meta.build_wheel(wheel_directory, config_settings, metadata_directory)
+    name: str = build_meta.build_wheel(wheel_directory, config_settings, metadata_directory)
     normalize_wheel(Path(wheel_directory, name), epoch)
     return name
 
@@ -63,7 +63,7 @@ def build_wheel(
 def build_sdist(sdist_directory: str, config_settings: dict[str, Any] | None = None) -> str:
     """Build the source archive into *sdist_directory* and return its name."""
     epoch = _prepare()
-    name = build_meta.build_sdist(sdist_directory, config_settings)
+    name: str = build_meta.build_sdist(sdist_directory, config_settings)
     _normalize_sdist(Path(sdist_directory, name), epoch)
     return name
 

@@ -67,9 +67,8 @@ def _name(distribution: Distribution) -> str:
 
 def _installed(name: str, distribution: Distribution) -> dict[str, Any]:
     component = _component(name, distribution.version)
-    licence = distribution.metadata.get("License-Expression")
-    if licence:
-        component["licenses"] = [{"expression": licence}]
+    if "License-Expression" in distribution.metadata:
+        component["licenses"] = [{"expression": distribution.metadata["License-Expression"]}]
     return component
 
 

@@ -98,10 +98,10 @@ def events_page() -> str:
         "| --- | --- | --- | --- |",
     ]
     for event in sorted(levels):
-        keys = ", ".join(key if " " in key else f"`{key}`" for key in sorted(fields[event]))
+        shown_fields = ", ".join(key if " " in key else f"`{key}`" for key in sorted(fields[event]))
         names = ", ".join(f"`{name}`" for name in sorted(files[event]))
         shown = " ".join(event.split()).replace("|", "\\|").replace("<", "&lt;")
-        lines.append(f"| {shown} | {', '.join(sorted(levels[event]))} | {keys} | {names} |")
+        lines.append(f"| {shown} | {', '.join(sorted(levels[event]))} | {shown_fields} | {names} |")
     return "\n".join([*lines, ""])
 
 
@@ -132,9 +132,11 @@ def written(source: str, name: str) -> Iterator[tuple[str, str, set[str]]]:
                     if None in {each.arg for each in node.keywords} and event not in MORE_FIELDS:
                         raise ValueError(f"{where}: MORE_FIELDS lacks {event!r}")
                     yield event, shown, keys | {*MORE_FIELDS.get(event, ())}
-            case ast.Call(func=ast.Name(id="CutoverEvent"), args=[ast.Constant(value=event), *_]):
+            case ast.Call(
+                func=ast.Name(id="CutoverEvent"), args=[ast.Constant(value=str() as event), *_]
+            ):
                 shown = "error" if event in ERROR_EVENTS else "info"
-                yield str(event), shown, set(_OF_CUTOVERS)
+                yield event, shown, set(_OF_CUTOVERS)
             case ast.Attribute(value=ast.Name(id="log"), attr=level) if (
                 level in _LEVELS and node not in called and name != _WRITES_CUTOVER_EVENTS
             ):

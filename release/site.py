@@ -86,10 +86,8 @@ def staged_pages() -> dict[Path, str]:
         for path in sorted((ROOT / "docs").rglob("*"))
         if path.is_file()
     }
-    for path, place in OTHERS.items():
-        found[ROOT / path] = place
-    for path in (ROOT / "benchmarks").glob("*.svg"):
-        found[path] = f"benchmarks/{path.name}"
+    found |= {ROOT / path: place for path, place in OTHERS.items()}
+    found |= {path: f"benchmarks/{path.name}" for path in (ROOT / "benchmarks").glob("*.svg")}
     return found
 
 
@@ -236,8 +234,9 @@ def errors_page() -> str:
 
 def _status_columns() -> dict[str, dict[Any, str]]:
     """Return the statuses of each error: of HTTP, of gRPC, and where a protocol has its own."""
-    from gateway.protocols.trtis.errors import STATUS, pb  # noqa: PLC0415
+    from gateway.protocols.trtis.errors import STATUS  # noqa: PLC0415
     from gateway.registry import PROTOCOLS  # noqa: PLC0415
+    from gateway.schema import tensorrt_v1_pb2 as pb  # noqa: PLC0415
     from gateway.wire.errors import GRPC_STATUS, HTTP_STATUS  # noqa: PLC0415
 
     names = {code: pb.RequestStatusCode.Name(number) for code, number in STATUS.items()}
