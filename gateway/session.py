@@ -34,6 +34,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
+from gateway.concurrency.background import end_tasks
 from gateway.concurrency.limiter import WAITED_S
 from gateway.ir.bodies.streams import HeldReply
 
@@ -173,9 +174,7 @@ class Session(Generic[A]):
                 yield reply.wire
         finally:
             tasks = (accepting, *self._running, *self._checking)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await end_tasks(*tasks)
             self._drop_replies()
 
     async def _accept(self, calls: AsyncIterator[SessionCall[A]]) -> None:

@@ -1,6 +1,6 @@
 """Write docs/api.md: the names of gateway.api, gateway.api.tensors and gateway.api.wire.
 
-What packages define is described in full; all else is listed with the names of its members.
+What packages define is described in full; all else is listed.
 
     python schemas/api_reference.py            write the page
     python schemas/api_reference.py --check    write nothing; exit 1 if the page differs
@@ -115,10 +115,7 @@ def _listed(name: str, found: Any) -> str:
     if not inspect.isclass(found) or found.__name__ != name:
         return f"- `{name}`: {_plain(name, found)}"
     text = f"- `{name}{_bases(found)}`: {' '.join(_summary(found))}"
-    if issubclass(found, enum.Enum):
-        return f"{text} {_choices(found)}"
-    names = ", ".join(f"`{each}`" for each in _names(found))
-    return f"{text} It has {names}." if names else text
+    return f"{text} {_choices(found)}" if issubclass(found, enum.Enum) else text
 
 
 def _plain(name: str, found: Any) -> str:
@@ -140,19 +137,6 @@ def _bases(found: type) -> str:
 
 def _choices(found: type[enum.Enum]) -> str:
     return f"One of {', '.join(f'`{each}`' for each in found.__members__)}."
-
-
-def _names(found: type) -> dict[str, None]:
-    """Return the fields and the methods that packages use."""
-    documented = re.findall(r"^    (\w+): ", inspect.getdoc(found) or "", re.MULTILINE)
-    methods = [
-        name
-        for base in _own(found)
-        for name, value in vars(base).items()
-        if not name.startswith("_")
-        and (isinstance(value, property) or inspect.isfunction(getattr(value, "__func__", value)))
-    ]
-    return dict.fromkeys([*documented, *_fields(found), *methods])
 
 
 def _own(found: type) -> Iterator[type]:

@@ -36,7 +36,6 @@ CONCLUSION = """\
 
 ## Cancelled calls
 
-Triton before 2.59 ends after some gRPC calls that are cancelled, or whose deadline passes.
 [`cancellation`](configuration.md#upstreamsname) of an upstream decides what happens to a call that
 nobody waits for any more. Its client is answered at once in each case.
 

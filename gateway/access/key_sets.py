@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Final
@@ -17,6 +16,7 @@ from typing import Any, Final
 import orjson
 import structlog
 
+from gateway.concurrency.timeouts import is_set_within
 from gateway.ir.errors import GatewayError
 
 log = structlog.get_logger(__name__)
@@ -185,9 +185,7 @@ class FetchedKeySet:
             is_fetched = await self.fetch_once()
             await asyncio.sleep(FETCH_INTERVAL_S)
             if is_fetched:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(max(0.0, self._refresh_s - FETCH_INTERVAL_S)):
-                        await self._set.wanted.wait()
+                await is_set_within(self._set.wanted, max(0.0, self._refresh_s - FETCH_INTERVAL_S))
 
     async def fetch_once(self) -> bool:
         """Fetch the set now; return whether that succeeded."""

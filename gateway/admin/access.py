@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from gateway.admin.tokens import AdminTokens, tokens_of
 from gateway.api.admin import AdminNeed
 from gateway.config.admin import AdminConfig
+from gateway.transports.net.look_up import is_address
 from gateway.wire.http import Headers, HttpRequest
 
 ADMIN_HEADER: Final = "x-gateway-admin"
@@ -114,7 +115,7 @@ class AdminAccess:
     def _host_refusal(self, headers: Headers) -> Refusal | None:
         host = headers.get("host") or ""
         name = _host_name(host)
-        if name in self._hosts or _is_address(name):
+        if name in self._hosts or is_address(name):
             return None
         return Refusal(
             403,
@@ -253,11 +254,3 @@ def _host_name(host: str) -> str:
     if host.startswith("["):
         return host[1:].partition("]")[0]
     return host.partition(":")[0].lower().rstrip(".")
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True

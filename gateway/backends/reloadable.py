@@ -120,9 +120,7 @@ class ReloadableModel:
             self.is_unloaded = False
         log.info("model loaded", model=loaded.name)
         # The calls in flight finish with the previous versions, in the background.
-        unloading = start_background(previous.stop(), f"unload of model {previous.name}")
-        self._unloading.add(unloading)
-        unloading.add_done_callback(self._unloading.discard)
+        start_background(previous.stop(), f"unload of model {previous.name}", self._unloading)
 
     async def _unload(self) -> None:
         async with self._lock:

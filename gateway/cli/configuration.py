@@ -28,6 +28,7 @@ from gateway.cli.output import (
     fail,
     format_table,
     in_colour,
+    parse_or_fail,
     print_json,
     print_note,
     print_text,
@@ -111,10 +112,7 @@ def validate(
     """
     path = _require(config_path(config, config_option))
     if release is not None:
-        try:
-            check_release(release)
-        except ValueError as error:
-            fail(f"--for: {error}", WRONG_USAGE)
+        parse_or_fail(check_release, release, "--for")
     problems: list[Problem] = []
     advice: list[Problem] = []
     try:

@@ -6,13 +6,16 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, NoReturn
+from typing import Annotated, Any, Final, NoReturn, TypeVar
 
 import typer
 
 from gateway.ir.texts import json_without_hidden, printable, without_hidden
+
+R = TypeVar("R")
+V = TypeVar("V")
 
 FAILED = 1
 WRONG_USAGE = 2
@@ -79,6 +82,20 @@ def fail(message: str, status: int = FAILED) -> NoReturn:
     """Print an error and end the command."""
     typer.echo(without_hidden(f"gateway: {message}"), err=True)
     raise typer.Exit(status)
+
+
+def parse_or_fail(parse: Callable[[V], R], value: V, flag: str = "") -> R:
+    """Return the parsed value of a flag; end the command if it is malformed.
+
+    Args:
+        parse: Raises ValueError.
+        value: The value of the flag.
+        flag: What the error begins with; "" where its text names the flag.
+    """
+    try:
+        return parse(value)
+    except ValueError as error:
+        fail(f"{flag}: {error}" if flag else str(error), WRONG_USAGE)
 
 
 def format_table(

@@ -11,14 +11,26 @@ T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
 
-def start_background(coroutine: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+def start_background(
+    coroutine: Coroutine[Any, Any, T], name: str, kept: set[asyncio.Task[T]] | None = None
+) -> asyncio.Task[T]:
     """Run a coroutine in the background; its failure is logged at once.
 
-    The caller keeps the task, because the event loop does not.
+    The event loop keeps no task: the caller does, or *kept* has it until it ends.
     """
     task = asyncio.get_running_loop().create_task(coroutine, name=name)
     task.add_done_callback(log_failure)
+    if kept is not None:
+        kept.add(task)
+        task.add_done_callback(kept.discard)
     return task
+
+
+async def end_tasks(*tasks: asyncio.Future[Any]) -> None:
+    """Cancel tasks, and wait until they have ended. Their errors are nobody's any more."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def log_failure(task: asyncio.Task[Any]) -> None:

@@ -5,6 +5,8 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
+from gateway.concurrency.background import end_tasks
+
 log = structlog.get_logger(__name__)
 
 
@@ -34,8 +36,7 @@ class Polling:
         """End that, and a call in progress. Harmless the second time."""
         task, self._task = self._task, None
         if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await end_tasks(task)
 
     async def _run(self) -> None:
         while True:

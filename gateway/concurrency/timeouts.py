@@ -21,8 +21,8 @@ _TURNS: Final = 20
 _NO_TASK: Final = "a timeout needs a running task"
 
 
-async def is_set_within(event: asyncio.Event, timeout_s: float) -> bool:
-    """Wait up to *timeout_s* seconds for *event*, and return whether it is set."""
+async def is_set_within(event: asyncio.Event, timeout_s: float | None) -> bool:
+    """Wait up to *timeout_s* seconds for *event*; return whether it is set. None waits for ever."""
     try:
         async with asyncio.timeout(timeout_s):
             await event.wait()

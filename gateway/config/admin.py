@@ -77,8 +77,7 @@ class AdminConfig(Model):
     open: tuple[Literal["probes", "metrics", "status", "verdict"], ...] = ("probes", "metrics")
     """Pages that need no role and no known host: `/livez` and `/readyz`, `/metrics`, `/status`,
     and the verdict of a migration, whose host is checked. With none of `tokens`, `local` and
-    `open` in the file, `status` and `verdict` are open, too, and without `token` other machines
-    have the role `read`. Default: `[probes, metrics]`."""
+    `open` in the file, `status` and `verdict` are open, too. Default: `[probes, metrics]`."""
     audit: LogFile | None = None
     """File with a JSON line for each change, view of payloads and refusal, before its response.
     Default: none."""

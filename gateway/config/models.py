@@ -303,8 +303,7 @@ class ModelConfig(Model):
 class ReloadConfig(Model):
     """What lets the gateway read its configuration file again.
 
-    SIGHUP and `POST /reload` on the admin port always do. Changes of addresses, `workers` and some
-    other keys need a restart, and are refused.
+    SIGHUP and `POST /reload` on the admin port always do. Some keys need a restart.
     """
 
     watch: bool = False

@@ -182,8 +182,8 @@ class ExternalConfig(Model):
 class QuotaStoreConfig(Model):
     """Where gateways share the budgets of `quotas`: Valkey or Redis, with the extra `quota`.
 
-    A call that meets an empty lease waits at most twice `timeout`. No call waits for a store that
-    is away. A store that a reload adds or changes gets the counts of the gateway.
+    A call that meets an empty lease waits at most twice `timeout`. A store that a reload adds or
+    changes gets the counts of the gateway.
     """
 
     url: Annotated[Text, Field(pattern=STORE_URL)] = Field(repr=False)

@@ -73,14 +73,12 @@ class OtlpConfig(Model):
     """
 
     traces: bool = False
-    """Whether each call has spans: the call, its time in queues, each request to an upstream,
-    each step of a pipeline and each batch. Default: `false`."""
+    """Whether each call has spans. Default: `false`."""
     traces_percent: float | None = Field(None, ge=0, le=100)
-    """Percentage of exported traces of those that begin in the gateway. A client that sends
-    `traceparent` decides about its own. Default: what `OTEL_TRACES_SAMPLER` says, else all."""
+    """Percentage of exported traces of those that begin in the gateway. Default: what
+    `OTEL_TRACES_SAMPLER` says, else all."""
     metrics: bool = False
-    """Whether the metrics are exported, every minute or `OTEL_METRIC_EXPORT_INTERVAL`
-    milliseconds. Default: `false`."""
+    """Whether the metrics are exported. Default: `false`."""
     logs: bool = False
     """Whether log lines are exported, with the ids of their traces. Default: `false`."""
 

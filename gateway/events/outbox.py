@@ -12,6 +12,7 @@ from typing import Final
 import structlog
 from msgspec import Struct
 
+from gateway.concurrency.timeouts import is_set_within
 from gateway.events.choice import ServingSink, count_of
 from gateway.events.messages import (
     CALL_BYTES,
@@ -149,12 +150,7 @@ class EventOutbox(PacketSender):
     async def _wait_resolved(self, timeout_s: float) -> bool:
         assert self._all_resolved is not None  # noqa: S101  # `close` sets it
         self._check_resolved()
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._all_resolved.wait()
-        except TimeoutError:
-            return False
-        return True
+        return await is_set_within(self._all_resolved, timeout_s)
 
     # -- receiving
 

@@ -5,7 +5,7 @@ The attribute name of a limit is also its YAML key, the label of its counter and
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -183,6 +183,50 @@ def check_shape(
             limit="message_bytes",
         )
     return count
+
+
+def check_rank(dims: Sequence[int], limits: MessageLimits) -> None:
+    """Refuse a shape, as soon as its reader has found too many dimensions.
+
+    Raises:
+        TooLarge: There are more than `rank`.
+    """
+    if len(dims) > limits.rank:
+        raise TooLarge(
+            f"a shape has more than {limits.rank} dimensions, the most that are allowed",
+            limit="rank",
+        )
+
+
+def check_unique(kind: str, names: Sequence[str]) -> None:
+    """Refuse names of which one occurs twice; *kind* says what has them.
+
+    Raises:
+        InvalidTensor: One does.
+    """
+    if len(set(names)) != len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidTensor(f"{kind} {twice!r} occurs {names.count(twice)} times: expected once")
+
+
+def check_element_size(kind: str, name: str, longest: int, limits: MessageLimits) -> None:
+    """Refuse a BYTES tensor whose longest element is too long.
+
+    Args:
+        kind: "input" or "tensor".
+        name: Its name.
+        longest: Bytes of its longest element.
+        limits: The limit is `bytes_element_size`.
+
+    Raises:
+        TooLarge: The element is longer.
+    """
+    if longest > limits.bytes_element_size:
+        raise TooLarge(
+            f"{kind} {name!r} has an element of {longest} bytes, "
+            f"at most {limits.bytes_element_size} are allowed",
+            limit="bytes_element_size",
+        )
 
 
 def check_bytes_elements(count: int, limits: MessageLimits) -> None:

@@ -119,11 +119,12 @@ class CompareRuleConfig(Model):
     fraction: float = Field(0.0, ge=0, lt=1)
     """Share of elements that may break `atol`, `rtol` or `ulp`. Default: `0.0`."""
     ulp: int | None = Field(None, ge=0)
-    """Most representable values between two elements. Default: any."""
+    """Most representable values between two elements; -0 is +0. Default: any."""
     cosine: float | None = Field(None, ge=-1, le=1)
-    """Least cosine of each vector of the last axis. Default: any."""
+    """Least cosine of each vector of the last axis; two zero vectors agree. Default: any."""
     top_k: int | None = Field(None, ge=1)
-    """How many largest elements must be the same. Default: none."""
+    """How many largest elements must be the same set; ties for the last place may swap.
+    Default: none."""
     axis: int = -1
     """Axis of `top_k`. Default: `-1`."""
     order: bool = False
@@ -131,9 +132,9 @@ class CompareRuleConfig(Model):
     text: Literal["exact", "nfc", "casefold", "whitespace", "json"] | None = None
     """How elements of BYTES are normalised first. Default: `exact`."""
     nan: Literal["equal", "differ"] = "equal"
-    """Whether NaN equals NaN. Default: `equal`."""
+    """Whether NaN equals NaN; it never equals a number. Default: `equal`."""
     datatype: Literal["exact", "widen"] = "exact"
-    """Whether another datatype of the same kind is allowed. Default: `exact`."""
+    """Whether a wider datatype of the same kind is allowed. Default: `exact`."""
     shape: Literal["exact", "squeeze"] = "exact"
     """Whether axes of size 1 matter. Default: `exact`."""
     rule: Name | None = None
@@ -173,7 +174,8 @@ class ErrorsGuardConfig(Model):
     """Share of calls that may fail at the new server alone, or with an error of a server.
     Default: any."""
     above_old: Share | None = Field(None, gt=0, lt=1)
-    """Largest share of failed calls at the new server, less that at the old one. Default: any."""
+    """Largest share of calls that failed at the new server alone, less those at the old one alone.
+    Cancelled ones do not count. Default: any."""
 
 
 DEFAULT_MISMATCH: Final = MismatchGuardConfig(below=0.02)

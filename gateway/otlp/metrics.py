@@ -30,7 +30,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from prometheus_client import Metric as Family
 from prometheus_client.samples import Sample
 
-from gateway.concurrency.background import start_background
+from gateway.concurrency.background import end_tasks, start_background
 from gateway.concurrency.own_thread import on_own_thread
 from gateway.concurrency.slices import in_slices
 
@@ -89,8 +89,7 @@ class MetricsExport:
     async def stop(self) -> Callable[[], None]:
         """End the intervals; return a blocking function that exports a last time."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await end_tasks(self._task)
         data = await self._data()
 
         def finish() -> None:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import structlog
 
+from gateway.concurrency.background import end_tasks
 from gateway.ir import errors
 from gateway.ir.calls import (
     Call,
@@ -254,12 +255,5 @@ async def run_steps(steps: Sequence[Step], run: Run) -> None:
                 done.add(running.pop(task).name)
                 task.result()
     finally:
-        await _cancel(running)
-
-
-async def _cancel(tasks: dict[asyncio.Task[None], Step]) -> None:
-    for task in tasks:
-        task.cancel()
-    if tasks:
-        # Ignore their errors: the caller gets the first error, or has cancelled.
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if running:  # the caller gets the first error, or has cancelled
+            await end_tasks(*running)

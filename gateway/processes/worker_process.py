@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any, Final
 
@@ -193,7 +193,8 @@ class WorkerProcess:
         self._pending[number] = reply
         request = {"request": name, "number": number, **content}
         if name == "exchange":  # sent to its end, however late the reply is: it may grant quotas
-            self._start_sending(self._channel.send_large(request), f"exchange with {self.pid}")
+            sending = self._channel.send_large(request)
+            start_background(sending, f"exchange with {self.pid}", self._sending)
         else:
             self._channel.send(request)
         try:
@@ -232,7 +233,8 @@ class WorkerProcess:
         if "notice" in message and self.on_notice is not None:
             self.on_notice(message["notice"])
         if "page" in message:
-            self._start_sending(self._send_page(message), f"metrics page for {self.pid}")
+            sending = self._send_page(message)
+            start_background(sending, f"metrics page for {self.pid}", self._sending)
         if "number" not in message and "document" in message and self.on_document is not None:
             self.on_document(message["document"])
 
@@ -241,11 +243,6 @@ class WorkerProcess:
         limit, timeout_s = self._limits.get(message.get("number", 0), (None, 0.0))
         if limit is not None and not limit.expired():
             limit.reschedule(asyncio.get_running_loop().time() + timeout_s)
-
-    def _start_sending(self, sending: Coroutine[Any, Any, None], name: str) -> None:
-        task = start_background(sending, name)
-        self._sending.add(task)
-        task.add_done_callback(self._sending.discard)
 
     async def _send_page(self, message: Message) -> None:
         if self.on_page is not None:

@@ -14,7 +14,7 @@ from typing import Any, Final
 import structlog
 
 from gateway.api.start_error import StartError, reason_of
-from gateway.concurrency.background import start_background
+from gateway.concurrency.background import end_tasks, start_background
 from gateway.config.load import LoadedConfig
 from gateway.quotas.budgets import Budgets
 from gateway.settings.private_files import make_directory, private_opener, replace_private
@@ -75,8 +75,7 @@ class QuotaCounts:
         """Write for the last time; idempotent."""
         task, self._task = self._task, None
         if task is not None and self._path is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await end_tasks(task)
             self._write(self._path)
         self._lock.close()
 

@@ -23,7 +23,7 @@ from gateway.policies.access.sizes import size_of
 from gateway.quotas.budget_queue import Charge, Key, Shortage
 from gateway.quotas.budgets import BudgetState, Limit
 from gateway.service import Service, bound_call
-from gateway.settings.patterns import Matches, globs
+from gateway.settings.patterns import globs
 from gateway.telemetry.call_path import CallPath, current_path
 
 R = TypeVar("R")
@@ -277,12 +277,8 @@ class QuotasOfCalls:
             if rule.has_call(facts)
             and rule.has_client(identity)
             and rule.has_claims_of(identity)
-            and _has_route(routes, route)
+            and (routes is None or routes(route))
         ]
-
-
-def _has_route(routes: Matches | None, route: str) -> bool:
-    return routes is None or routes(route)
 
 
 def _keys(quota: QuotaRule, identity: Identity, facts: Facts, route: str) -> tuple[Key, ...]:

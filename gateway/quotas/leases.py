@@ -16,14 +16,14 @@ Leases of rates end each hour, so that those of clients who left are forgotten.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from gateway.concurrency.background import start_background
+from gateway.concurrency.background import end_tasks, start_background
+from gateway.concurrency.timeouts import is_set_within
 from gateway.quotas.budget_queue import (
     REFUSAL_S,
     TOLERANCE,
@@ -469,9 +469,8 @@ class QuotaLeader:
             if shortage:
                 lacking[key] = shortage
         if lacking and self._ask is not None:
-            question = start_background(self._ask_store(self._ask, lacking), "needs of quotas")
-            self._questions.add(question)
-            question.add_done_callback(self._questions.discard)
+            question = self._ask_store(self._ask, lacking)
+            start_background(question, "needs of quotas", self._questions)
         sent = {pid: [*map(list, each)] for pid, each in grants.items()}
         await self._exchange({"grants": sent, "lapse_at": self.budgets.lapse_at})
 
@@ -692,15 +691,12 @@ class Rounds:
         """End; idempotent."""
         task, self._task = self._task, None
         if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await end_tasks(task)
 
     async def _run(self) -> None:
         while True:
             idle_s = self._idle_s if any(self._leader.budgets) else None
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(idle_s):
-                    await self._noticed.wait()
+            await is_set_within(self._noticed, idle_s)
             self._noticed.clear()
             await self._leader.make_round()
             self._on_round()

@@ -15,7 +15,8 @@ from urllib.parse import quote
 import structlog
 from prometheus_client.core import Metric
 
-from gateway.concurrency.background import start_background
+from gateway.concurrency.background import end_tasks, start_background
+from gateway.concurrency.timeouts import is_set_within
 from gateway.config.permissions import QuotaStoreConfig
 from gateway.quotas.budget_queue import Key
 from gateway.quotas.pools import (
@@ -211,17 +212,14 @@ class QuotaStore:
             return
         answered = self._answered
         self._wanted.set()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(2 * self._config.timeout + _TICK_S):
-                await answered.wait()
+        await is_set_within(answered, 2 * self._config.timeout + _TICK_S)
 
     async def stop(self) -> None:
         """Return all leases, and close the connections; idempotent."""
         task, self._task = self._task, None
         if task is None:
             return
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await end_tasks(task)
         if self._leases.is_up:
             with contextlib.suppress(Exception):
                 async with asyncio.timeout(_LAST_S):
@@ -241,9 +239,7 @@ class QuotaStore:
         loop = asyncio.get_running_loop()
         retry_at = 0.0
         while self._task is not None:  # the client may turn a cancellation into its own error
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_TICK_S):
-                    await self._wanted.wait()
+            await is_set_within(self._wanted, _TICK_S)
             self._wanted.clear()
             if self._next != self._config:
                 retry_at = 0.0

@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 
 import structlog
 
-from gateway.concurrency.background import start_background
+from gateway.concurrency.background import end_tasks, start_background
 from gateway.concurrency.slices import in_slices
 from gateway.ir.calls import LoadParameters
 from gateway.ir.context import ModelRef
@@ -181,10 +181,7 @@ class ResidencyController:
         """Stop; loads that run go on at the server."""
         self._is_closed = True
         self._timer.cancel()
-        tasks = tuple(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(*self._tasks)
 
     # References
 
@@ -375,9 +372,7 @@ class ResidencyController:
 
     def _run(self, coroutine: Coroutine[Any, Any, None], what: str) -> None:
         # In a context of its own: the task belongs to none of the calls that wait for it.
-        task = Context().run(start_background, coroutine, f"{what} of {self.name}")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        Context().run(start_background, coroutine, f"{what} of {self.name}", self._tasks)
 
     async def is_gone(self, model: Resident) -> bool:
         """Return whether the server holds a model no longer, though nobody here unloaded it."""

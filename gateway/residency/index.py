@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Final, Protocol
 
 import structlog
 
+from gateway.concurrency.timeouts import is_set_within
 from gateway.ir.calls import LoadParameters
 from gateway.ir.errors import GatewayError
 from gateway.residency.plan import ModelPhase, Resident
@@ -124,7 +124,5 @@ class ServerIndex:
             else:
                 self._advance()
                 delay_s = _CHANGING_S if self._are_others_busy else _INDEX_S
-            with suppress(TimeoutError):
-                async with asyncio.timeout(delay_s):
-                    await self.is_changing.wait()
+            await is_set_within(self.is_changing, delay_s)
             self.is_changing.clear()

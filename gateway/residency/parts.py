@@ -5,14 +5,14 @@ starts later, and an upstream that a reload builds anew, get the pins that are i
 """
 
 import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import structlog
 
 from gateway.api.admin import AdminRoute
 from gateway.api.extension import LeadingPart, ModelPlacement, PartSetup, Processes, ServingPart
-from gateway.concurrency.background import start_background
+from gateway.concurrency.background import end_tasks, start_background
 from gateway.ir.errors import GatewayError
 from gateway.residency.admin import routes_of
 from gateway.telemetry.log.error_texts import error_text
@@ -50,7 +50,7 @@ class ServingResidency(ServingPart):
         new = {name for name, each in placements.items() if each is not old.get(name)}
         self._missing |= {pin for pin in self._pins if pin[0] in new}
         if self._missing and self._pinning is None:
-            self._pinning = self._run(self._pin_missing(), "pins of models")
+            self._pinning = start_background(self._pin_missing(), "pins of models", self._tasks)
 
     async def _pin_missing(self) -> None:
         """Pin what new upstreams do not have pinned yet; they may not know their models before."""
@@ -66,12 +66,6 @@ class ServingResidency(ServingPart):
                     log.debug("model not pinned yet", model=name, reason=error_text(error))
         self._pinning = None
 
-    def _run(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        task = start_background(coroutine, name)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
     async def status(self) -> Mapping[str, Any]:
         """Return which models each endpoint holds, by upstream."""
         held = {name: await each.document() for name, each in self._held.items()}
@@ -79,9 +73,7 @@ class ServingResidency(ServingPart):
 
     async def stop(self) -> None:
         """End pins that wait for an upstream, and evictions that wait for running calls."""
-        for task in tuple(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(*self._tasks)
 
     def exchange(self, document: Mapping[str, Any], /) -> Mapping[str, Any]:
         """Pin, unpin or evict a model, and return the upstreams that have it."""
@@ -96,7 +88,7 @@ class ServingResidency(ServingPart):
             elif action == "unpin":
                 held.unpin(name)
             else:
-                self._run(_evict(held, name), f"eviction of {name}")
+                start_background(_evict(held, name), f"eviction of {name}", self._tasks)
         return {"upstreams": sorted(found)}
 
 

@@ -18,6 +18,7 @@ from gateway.ir.errors import (
     NotFound,
     QuotaExceeded,
     RateExceeded,
+    Unsupported,
 )
 from gateway.ir.limits import MessageLimits
 from gateway.wire.grpc import GrpcStatus
@@ -143,6 +144,24 @@ class MethodNotAllowed(InvalidRequest):
     def __init__(self, message: str, *, allow: str, has_head: bool = True) -> None:
         super().__init__(message)
         self.allow = allowed_methods(allow.split(", ")) if has_head else allow
+
+
+def method_not_allowed(method: str, path: str, allow: str) -> MethodNotAllowed:
+    """Return the error for a request with a method that its path does not allow.
+
+    Args:
+        method: The method of the request.
+        path: Its path.
+        allow: The methods that the path allows, separated by commas.
+    """
+    return MethodNotAllowed(
+        f"method {method[:32]!r} is not allowed on {path[:200]!r}: expected {allow}", allow=allow
+    )
+
+
+def unknown_method(method: str) -> Unsupported:
+    """Return the error for a gRPC method, a path, that no protocol of the listener serves."""
+    return Unsupported(f"method {clip(method, 128)!r} is not supported by this gateway")
 
 
 def allowed_methods(methods: Iterable[str]) -> str:

@@ -15,7 +15,7 @@ from typing import Final
 import structlog
 
 from gateway.app.build.server_identity import ServerIdentity
-from gateway.concurrency.background import start_background
+from gateway.concurrency.background import end_tasks, start_background
 from gateway.policies.hand_over.policy import HandOver
 from gateway.routing.balancing.endpoint import Endpoint
 from gateway.routing.balancing.endpoints import Endpoints
@@ -148,10 +148,7 @@ class EndpointDiscovery:
 
     async def close(self) -> None:
         """Follow the names no longer; idempotent."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(*self._tasks)
 
     async def _run(self) -> None:
         pause_s = self._floor_s if self._has_followed else 0.0
@@ -266,7 +263,4 @@ class EndpointDiscovery:
                 self._on_removed(name)
 
     def _keep(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        task = start_background(work, f"endpoints of {self._upstream}")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+        return start_background(work, f"endpoints of {self._upstream}", self._tasks)

@@ -39,6 +39,7 @@ from gateway.app.run.retirement import EarlierSequences, Retirements
 from gateway.concurrency.background import start_background
 from gateway.concurrency.limiter import CLIENT_MEMORY
 from gateway.concurrency.offload import limit_memory
+from gateway.concurrency.timeouts import is_set_within
 from gateway.config.admin import admin_tls
 from gateway.config.load import ConfigError, LoadedConfig
 from gateway.config.models import Config
@@ -485,9 +486,7 @@ class Gateway:
             except OSError as error:
                 log.error("access log not opened", reason=reason_of(error))  # noqa: TRY400
         ended = self._retirements.retire(old, graph, old.config.lifecycle.drain, sequences)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_CONFIRM_S):
-                await ended.wait()
+        await is_set_within(ended, _CONFIRM_S)
 
     def _configure_call_log(self, loaded: LoadedConfig) -> None:
         settings = loaded.config.telemetry.log

@@ -41,7 +41,7 @@ from gateway.app.run.announce import log_retired_keys
 from gateway.app.run.config_watch import watch_config
 from gateway.app.run.runtime_changes import RuntimeChanges, differences
 from gateway.app.run.service_manager import ServiceManager
-from gateway.concurrency.background import start_background
+from gateway.concurrency.background import end_tasks, start_background
 from gateway.concurrency.own_thread import on_own_thread
 from gateway.config.admin import AdminConfig
 from gateway.config.load import ConfigError, LoadedConfig
@@ -243,9 +243,7 @@ class Reloader:
 
     async def __aexit__(self, *_details: object) -> None:
         """End a reload in progress, and ignore further requests."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(*self._tasks)
 
     async def _run(self) -> None:
         while True:

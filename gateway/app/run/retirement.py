@@ -1,13 +1,13 @@
 """Closes the graphs that a reload replaced, after their last calls."""
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 from time import monotonic
 from typing import Final, NamedTuple
 
 from gateway.app.build.service_graph import ServiceGraph
-from gateway.concurrency.background import start_background
+from gateway.concurrency.background import end_tasks, start_background
+from gateway.concurrency.timeouts import is_set_within
 
 _POLL_S: Final = 0.1
 
@@ -57,9 +57,7 @@ class Retirements:
         """
         ended = old.retire()
         closing = self._close(old, new, ended, monotonic() + drain_s, self._last, sequences)
-        self._last = start_background(closing, "close of a replaced configuration")
-        self._tasks.add(self._last)
-        self._last.add_done_callback(self._tasks.discard)
+        self._last = start_background(closing, "close of a replaced configuration", self._tasks)
         return ended
 
     async def finish(self, timeout_s: float) -> None:
@@ -67,12 +65,7 @@ class Retirements:
         self._is_finishing = True
         if self._tasks:
             _, pending = await asyncio.wait(self._tasks, timeout=timeout_s)
-            for task in pending:
-                task.cancel()
-            await asyncio.gather(*pending, return_exceptions=True)
-
-    def _may_wait(self, deadline: float) -> bool:
-        return not self._is_finishing and monotonic() < deadline
+            await end_tasks(*pending)
 
     async def _close(
         self,
@@ -86,15 +79,13 @@ class Retirements:
         try:
             if sequences is not None:
                 # The end of a sequence notifies nobody: it would cost a check of every call.
-                while self._may_wait(deadline) and sequences.is_any_open():  # noqa: ASYNC110
+                while not self._is_finishing and monotonic() < deadline and sequences.is_any_open():  # noqa: ASYNC110
                     await asyncio.sleep(_POLL_S)
                 sequences.end()
             del sequences  # it refers to the next graph, whose calls may end first
             if previous is not None:  # its calls may use parts of *old*
                 await asyncio.wait({previous})
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(max(0.0, deadline - monotonic())):
-                    await ended.wait()
+            await is_set_within(ended, max(0.0, deadline - monotonic()))
             await old.drain(max(0.0, deadline - monotonic()), new.parts)
         finally:
             await old.close(new.parts)

@@ -29,7 +29,7 @@ from gateway.app.run.export import open_export
 from gateway.app.run.reload import Changes, Load, Reloader
 from gateway.app.run.service_manager import ServiceManager
 from gateway.app.workers.shared_sockets import SharedSockets
-from gateway.concurrency.background import start_background
+from gateway.concurrency.background import end_tasks, start_background
 from gateway.concurrency.slices import in_slices
 from gateway.concurrency.timeouts import is_set_within
 from gateway.config.admin import admin_tls
@@ -139,9 +139,7 @@ class Supervisor(Collector):
         try:
             addresses = [await task for task in asyncio.as_completed(tasks)]
         except BaseException as error:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await end_tasks(*tasks)
             if isinstance(error, asyncio.CancelledError):
                 self._stopping.set()
                 self._supervise(*(self._run_worker(slot) for slot in self._slots))

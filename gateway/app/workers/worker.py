@@ -223,9 +223,8 @@ async def _handle_requests(
             notices[name](message)
             continue
         if name in long_work:
-            task = start_background(long_work[name](message), f"request {name!r} of the supervisor")
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
+            work = long_work[name](message)
+            start_background(work, f"request {name!r} of the supervisor", tasks)
             continue
         reply: dict[str, object] = {}  # to a ping
         if name == "ready":

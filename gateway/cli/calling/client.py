@@ -26,6 +26,7 @@ from gateway.cli.output import (
     OutputOption,
     fail,
     format_table,
+    parse_or_fail,
     print_json,
     print_text,
 )
@@ -161,10 +162,7 @@ def run_client(
     server: ServerFlags = NO_FLAGS,
 ) -> R:
     """Connect, run *request*, and close; an error ends the command with one line."""
-    try:
-        address, timeout_s = parse_url(url), parse_duration(timeout)
-    except ValueError as error:
-        fail(str(error), WRONG_USAGE)
+    address, timeout_s = parse_or_fail(parse_url, url), parse_or_fail(parse_duration, timeout)
     try:
         return asyncio.run(_connect_and_run(address, timeout_s, request, server))
     except LookupError as error:
@@ -198,10 +196,7 @@ def _values(texts: list[str]) -> dict[str, Any]:
     for name, text in map(_pair_of("--input"), texts):
         if name in values:
             fail(f"duplicate --input {name!r}; expected one per input", WRONG_USAGE)
-        try:
-            values[name] = read_value(text)
-        except ValueError as error:
-            fail(f"--input {name}: {error}", WRONG_USAGE)
+        values[name] = parse_or_fail(read_value, text, f"--input {name}")
     return values
 
 

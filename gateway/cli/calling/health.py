@@ -16,6 +16,7 @@ from gateway.cli.output import (
     OutputFormat,
     OutputOption,
     fail,
+    parse_or_fail,
     print_json,
     print_note,
     print_text,
@@ -71,10 +72,7 @@ def health(  # noqa: PLR0913, PLR0917  # one for each flag
         _check_live(admin or default, model, timeout, server, output)
         return
     name = "server" if model is None else f"model {model}"
-    try:
-        address, timeout_s = parse_url(url), parse_duration(timeout)
-    except ValueError as error:
-        fail(str(error), WRONG_USAGE)
+    address, timeout_s = parse_or_fail(parse_url, url), parse_or_fail(parse_duration, timeout)
     try:
         ready = ask_ready(address, model, version, timeout_s, server)
     except GatewayError as error:
@@ -97,10 +95,7 @@ def _check_live(
     if model is not None or output is OutputFormat.JSON:
         flag = "--output json" if model is None else "--model"
         fail(f"{flag} is not allowed with --live", WRONG_USAGE)
-    try:
-        timeout_s = parse_duration(timeout)
-    except ValueError as error:
-        fail(str(error), WRONG_USAGE)
+    timeout_s = parse_or_fail(parse_duration, timeout)
     if address.startswith(HTTPS):
         from gateway.cli.admin import AdminAddress, is_live  # noqa: PLC0415  # rarely
 

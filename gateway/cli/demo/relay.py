@@ -8,6 +8,8 @@ import contextlib
 from types import TracebackType
 from typing import Self
 
+from gateway.concurrency.background import end_tasks
+
 _CHUNK_BYTES = 64 * 1024
 
 
@@ -38,9 +40,7 @@ class Relay:
     ) -> None:
         if self._server is not None:
             self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(*self._tasks)
 
     @property
     def port(self) -> int:

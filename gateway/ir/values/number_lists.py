@@ -4,7 +4,7 @@
 """
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any, Final
 
@@ -71,6 +71,15 @@ def unnested(data: list[Any], shape: Shape) -> list[Any] | None:
                 return None
         rows = list(chain.from_iterable(rows))
     return rows
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """Yield the elements of nested lists of any lengths, in order."""
+    if type(value) is not list:
+        yield value
+        return
+    for each in value:
+        yield from leaves(each)
 
 
 def is_nested(data: Any, dims: Shape) -> bool:

@@ -14,6 +14,7 @@ from gateway.cli.output import (
     OutputFormat,
     OutputOption,
     fail,
+    parse_or_fail,
     print_json,
     print_note,
     print_text,
@@ -92,10 +93,7 @@ def advise(
 
 
 def _new_server(text: str) -> Url:
-    try:
-        url = parse_url(text)
-    except ValueError as error:
-        fail(str(error), WRONG_USAGE)
+    url = parse_or_fail(parse_url, text)
     if url.protocol != "oip":
         fail(f"--to is {text!r}; expected oip+http://HOST:PORT or oip+grpc://HOST:PORT", 2)
     return url

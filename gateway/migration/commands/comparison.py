@@ -1,16 +1,16 @@
 """Flags of the commands that compare replies, and what they become."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 
 from gateway.app.build.chain_context import NO_CONTEXT
 from gateway.app.build.declarations import described_models, read_declarations
 from gateway.app.build.routes import chain_of_target
-from gateway.cli.output import WRONG_USAGE, fail
+from gateway.cli.output import WRONG_USAGE, fail, parse_or_fail
 from gateway.config.load import ConfigError, LoadedConfig, load_file
 from gateway.config.models import UpstreamConfig
 from gateway.config.routes import TargetConfig
@@ -31,9 +31,6 @@ from gateway.policies.rename import TargetModel
 from gateway.policies.signatures import DescribedModels
 from gateway.service import Service
 from gateway.settings.units import Url
-
-T = TypeVar("T")
-V = TypeVar("V")
 
 CompareOption = Annotated[
     str | None,
@@ -74,9 +71,7 @@ MismatchesOption = Annotated[
 def open_list(path: Path | None) -> MismatchList | None:
     """Return the list of --mismatches; end the command if it cannot be written."""
     try:
-        return None if path is None else MismatchList(path)
-    except ValueError as error:
-        fail(f"--mismatches: {error}", WRONG_USAGE)
+        return None if path is None else parse_or_fail(MismatchList, path, "--mismatches")
     except OSError as error:
         fail(f"cannot write {path}: {error.strerror}", WRONG_USAGE)
 
@@ -205,11 +200,3 @@ def parse_conditions(fail_if: list[str] | None, fail_unless: list[str] | None) -
     """Return the conditions of the flags; end the command if one is malformed."""
     found = [parse_or_fail(parse_fail_if, each) for each in fail_if or ()]
     return found + [parse_or_fail(parse_fail_unless, each) for each in fail_unless or ()]
-
-
-def parse_or_fail(parse: Callable[[V], T], value: V) -> T:
-    """Return the value of a flag; end the command if it is malformed."""
-    try:
-        return parse(value)
-    except ValueError as error:
-        fail(str(error), WRONG_USAGE)

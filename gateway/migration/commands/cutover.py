@@ -16,6 +16,7 @@ from gateway.cli.output import (
     OutputOption,
     fail,
     format_table,
+    parse_or_fail,
     print_json,
     print_text,
 )
@@ -65,7 +66,8 @@ def cutover(
         fail(f"--at-step with {action.value!r}; expected it with 'resume' only", WRONG_USAGE)
     path = f"/api/v1/migrations/{quote(migration, safe='')}"
     if action is CutoverAction.WAIT:
-        _wait(path, migration, admin, _seconds(timeout))
+        timeout_s = parse_or_fail(parse_duration, timeout, "--timeout")
+        _wait(path, migration, admin, timeout_s)
         return
     if action is CutoverAction.STATUS:
         document = _get(path, migration, admin)
@@ -83,13 +85,6 @@ def _get(path: str, migration: str, admin: str) -> dict[str, Any]:
     if found is None:
         fail(f"migration {migration!r} has no cut-over; expected 'cutover' in the configuration")
     return found
-
-
-def _seconds(text: str) -> float:
-    try:
-        return parse_duration(text)
-    except ValueError as error:
-        fail(f"--timeout: {error}", WRONG_USAGE)
 
 
 def _wait(path: str, migration: str, admin: str, timeout_s: float) -> None:

@@ -28,6 +28,7 @@ from gateway.cli.output import (
     OutputFormat,
     fail,
     format_table,
+    parse_or_fail,
     print_json,
     print_note,
     print_text,
@@ -53,7 +54,6 @@ from gateway.migration.commands.comparison import (
     load_migration,
     open_list,
     parse_conditions,
-    parse_or_fail,
 )
 from gateway.migration.commands.report import write_report
 from gateway.migration.commands.results import open_results, parse_shard_here, results_folder

@@ -15,6 +15,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from gateway.api.start_error import StartError, reason_of
+from gateway.concurrency.background import end_tasks
 from gateway.concurrency.own_thread import on_own_thread
 from gateway.concurrency.timeouts import is_set_within
 from gateway.config.load import ConfigError, LoadedConfig
@@ -152,8 +153,7 @@ class CutoverController(Collector):
         """Write the states, and let other gateways lead; idempotent."""
         task, self._task = self._task, None
         if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await end_tasks(task)
         for each in self._cutovers.values():
             await each.end()
         if self._api_server is not None:

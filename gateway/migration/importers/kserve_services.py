@@ -153,7 +153,7 @@ class _ServiceImport:
 
     def _targets(self, server: _Server) -> list[dict[str, Any]]:
         """Return the targets: the services among which KServe splits the calls."""
-        if self._annotation("deploymentMode") == "ModelMesh":
+        if self._resource.text("metadata", "annotations", _GROUP + "deploymentMode") == "ModelMesh":
             return [{"upstream": self._import.upstream(self._resource, *_MESH)}]
         transformer = self._resource.get("spec", "transformer")
         if transformer.value is not None:
@@ -214,9 +214,6 @@ class _ServiceImport:
                 f"model {name!r}: V1 does not tell inputs and outputs; set "
                 f"models.{name}.signature for CloudEvents and clients of other protocols",
             )
-
-    def _annotation(self, key: str) -> str:
-        return self._resource.text("metadata", "annotations", _GROUP + key)
 
 
 def _model_name(server: YamlSetting) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from msgspec.structs import replace  # noqa: TID251  # a record has no wire origin
@@ -114,23 +114,18 @@ def watch_captures(metrics: Metrics, captures: Sequence[Capturing]) -> None:
     def total(count: Callable[[CaptureCounts], int]) -> Callable[[], dict[tuple[str, ...], int]]:
         return lambda: {(): sum(count(each.counts) for each in captures)}
 
-    def left_out() -> dict[tuple[str, ...], int]:
+    def by_reason(
+        counter: Callable[[CaptureCounts], Mapping[str, int]],
+    ) -> dict[tuple[str, ...], int]:
         found: Counter[str] = Counter()
         for each in captures:
-            found.update(each.counts.left_out)
+            found.update(counter(each.counts))
         return {(reason,): count for reason, count in found.items()}
 
     metrics.watch_counter(names.CAPTURE_CALLS, total(lambda counts: counts.recorded))
     metrics.watch_counter(names.CAPTURE_BYTES, total(lambda counts: counts.nbytes))
-    metrics.watch_counter(names.CAPTURE_DROPPED, left_out)
-
-    def unread() -> dict[tuple[str, ...], int]:
-        found: Counter[str] = Counter()
-        for each in captures:
-            found.update(each.counts.unread)
-        return {(reason,): count for reason, count in found.items()}
-
-    metrics.watch_counter(names.CAPTURE_UNREAD, unread)
+    metrics.watch_counter(names.CAPTURE_DROPPED, lambda: by_reason(lambda each: each.left_out))
+    metrics.watch_counter(names.CAPTURE_UNREAD, lambda: by_reason(lambda each: each.unread))
     metrics.watch_counter(names.CAPTURE_SAMPLED, total(lambda counts: counts.sampled))
     metrics.watch(
         names.CAPTURE_OUTBOX_BYTES,

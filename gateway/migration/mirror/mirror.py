@@ -18,7 +18,9 @@ import structlog
 from msgspec import Struct, field
 
 from gateway.api.protocol import Codec
+from gateway.concurrency.background import end_tasks
 from gateway.concurrency.offload import run_bounded
+from gateway.concurrency.timeouts import is_set_within
 from gateway.ir.bounded_dict import BoundedDict
 from gateway.ir.calls import Call, InferRequest, ModelMetadataRequest
 from gateway.ir.context import Client, Context, ModelRef, Need
@@ -289,9 +291,7 @@ class Mirror:
         """Wait for calls in progress for at most *timeout_s*, and drop the others; idempotent."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=timeout_s)
-        for task in tuple(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(*self._tasks)
         self._send_confirmations()
 
     async def watch_metadata(self) -> None:
@@ -309,10 +309,7 @@ class Mirror:
             if tuple(found) != known:
                 known = tuple(found)
                 log.warning("metadata differs", migration=self.name, differences=found)
-            try:
-                async with asyncio.timeout(_METADATA_S):
-                    await self._new_model.wait()
-            except TimeoutError:
+            if not await is_set_within(self._new_model, _METADATA_S):
                 continue
 
     async def _metadata_differences(self, model: ModelRef) -> list[str]:

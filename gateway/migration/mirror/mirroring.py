@@ -11,8 +11,9 @@ from gateway.app.build.route_rules import ruled_routes
 from gateway.app.build.service_graph import ServiceGraph
 from gateway.app.run.gateway import default_budget
 from gateway.app.run.process_parts import ProcessParts
-from gateway.concurrency.background import start_background
+from gateway.concurrency.background import end_tasks, start_background
 from gateway.concurrency.slices import in_slices
+from gateway.concurrency.timeouts import is_set_within
 from gateway.config.load import LoadedConfig
 from gateway.config.models import Config
 from gateway.migration.evidence.counts import UnusableEvidence
@@ -140,9 +141,7 @@ class Mirroring:
     async def close(self) -> None:
         """End the calls in progress, send the last evidence, and close the targets."""
         await self._certificates.stop()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(*self._tasks)
         await asyncio.gather(*(mirror.close(_CLOSE_S) for mirror in self._mirrors.values()))
         await self._send_documents()
         await self._graph.drain(0)
@@ -161,10 +160,7 @@ class Mirroring:
         while True:
             await self._send_documents()
             await asyncio.sleep(_SOON_S)
-            try:
-                async with asyncio.timeout(_EVIDENCE_S - _SOON_S):
-                    await self._soon.wait()
-            except TimeoutError:
+            if not await is_set_within(self._soon, _EVIDENCE_S - _SOON_S):
                 continue
             self._soon.clear()
 

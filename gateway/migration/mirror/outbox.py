@@ -11,6 +11,7 @@ from typing import Protocol
 
 import structlog
 
+from gateway.concurrency.timeouts import is_set_within
 from gateway.migration.captures.sampling import CaptureCounts
 from gateway.shadow.packet_sender import PacketSender
 from gateway.shadow.records.records import RecordedCall
@@ -154,10 +155,7 @@ class Outbox(PacketSender):
             return
         self._all_confirmed = asyncio.Event()
         self.tell()
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._all_confirmed.wait()
-        except TimeoutError:
+        if not await is_set_within(self._all_confirmed, timeout_s):
             log.warning("calls not recorded", reason="the shadow process did not confirm them")
         self._stop()
         self._resolve(Confirmation(self.epoch, self.last_number))

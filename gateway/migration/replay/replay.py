@@ -16,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace  # noqa: TID251  # rows have no wire origin
 
 from gateway.api.protocol import Codec
-from gateway.concurrency.timeouts import Timeout
+from gateway.concurrency.timeouts import Timeout, is_set_within
 from gateway.ir.bodies.streams import close_stream
 from gateway.ir.calls import Call, InferRequest, StreamInferRequest, with_model
 from gateway.ir.context import ModelRef
@@ -240,11 +240,7 @@ class Replay:
         """Wait until *due*, or until `stop`."""
         delay = due - monotonic()
         if delay > 0:
-            try:
-                async with asyncio.timeout(delay):
-                    await self._stop.wait()
-            except TimeoutError:
-                pass
+            await is_set_within(self._stop, delay)
         else:
             await asyncio.sleep(0)
 

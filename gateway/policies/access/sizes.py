@@ -1,6 +1,6 @@
 """The size of the inputs of an inference, as rules and quotas count it."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from math import prod
 from typing import Any, Final
 
@@ -12,7 +12,7 @@ from gateway.ir.tensors.data import ItemsData, RawData, UntypedData
 from gateway.ir.tensors.datatypes import Datatype
 from gateway.ir.tensors.items import LENGTH
 from gateway.ir.tensors.tensor import Tensor
-from gateway.ir.values.number_lists import nested_shape, unnested
+from gateway.ir.values.number_lists import leaves, nested_shape, unnested
 from gateway.policies.access.rules import Size
 
 _WIDEST: Final = 8
@@ -94,18 +94,9 @@ def _untyped_size(data: UntypedData) -> tuple[int, int]:
     else:
         flat = unnested(value, nested_shape(value)) if type(value) is list else [value]
         if flat is None:  # lists of different lengths, which are refused once the model is known
-            flat = list(_leaves(value))
+            flat = list(leaves(value))
         count, length = len(flat), _bytes_of(flat, has_texts=data.rules.has_texts)
     return count, max(length, raw)
-
-
-def _leaves(value: Any) -> Iterator[Any]:
-    """Yield the elements of nested lists."""
-    if type(value) is not list:
-        yield value
-        return
-    for each in value:
-        yield from _leaves(each)
 
 
 def _bytes_of(values: Iterable[Any], *, has_texts: bool) -> int:

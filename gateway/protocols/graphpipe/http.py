@@ -55,7 +55,7 @@ from gateway.wire.errors import (
     extra_headers,
     is_error_status,
 )
-from gateway.wire.heads.metadata import http_context, http_headers
+from gateway.wire.heads.metadata import get_request, http_context, http_headers
 from gateway.wire.http import Buffer, Headers, HttpRequest, HttpResponse
 from gateway.wire.opaque import passed_error_of, passed_request, passed_response
 
@@ -129,12 +129,12 @@ class HttpCodec(Codec[HttpRequest, HttpResponse]):
         self.needs = translate.needs_of(self._settings)
         self.whole = "" if self._settings.changes_messages else NAME
         # One path of one model has no index.
-        ask_index = None if self._settings.path else partial(self._get, PREFIX)
+        ask_index = None if self._settings.path else partial(get_request, path=PREFIX)
         live = Handling(self._question, None, _encode_health, _is_there)
         ready = replace(live, by_status=_has_no_fault)
         if self._settings.health == CONTROL:
-            live = Handling(partial(self._get, IS_ALIVE), None, _encode_health, _is_ok)
-            ready = replace(live, encode_call=partial(self._get, IS_READY))
+            live = Handling(partial(get_request, path=IS_ALIVE), None, _encode_health, _is_ok)
+            ready = replace(live, encode_call=partial(get_request, path=IS_READY))
         self.calls = {
             InferRequest: Handling(self._infer, self._read_inference, _encode_infer),
             ModelMetadataRequest: Handling(self._question, self._read, _encode_metadata),
@@ -258,11 +258,6 @@ class HttpCodec(Codec[HttpRequest, HttpResponse]):
 
     def _question(self, call: Call[Any]) -> HttpRequest:
         return self._post(call, (METADATA_REQUEST,))
-
-    def _get(self, path: str, call: Call[Any]) -> HttpRequest:
-        return HttpRequest(
-            "GET", path, "", Headers(http_headers(call.context)), (), call.context.deadline
-        )
 
     def _read_inference(self, call: InferRequest, wire: HttpResponse) -> Any:
         names = _form_of(call).outputs

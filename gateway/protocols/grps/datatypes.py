@@ -17,7 +17,7 @@ import numpy.typing as npt
 from gateway.ir.errors import InvalidTensor, Unsupported
 from gateway.ir.tensors.data import ArrayData, TensorData
 from gateway.ir.tensors.datatypes import Datatype, fp32_of_bf16
-from gateway.ir.tensors.tensor import Tensor, as_numpy
+from gateway.ir.tensors.tensor import Shape, Tensor, as_numpy
 
 _INT64_MAX: Final = (1 << 63) - 1
 
@@ -58,7 +58,8 @@ BY_NUMBER: Final = {kind.number: kind for kind in WIRE_TYPES}
 BY_NAME: Final = {kind.name: kind for kind in WIRE_TYPES}
 BY_FIELD: Final = {kind.field: kind for kind in WIRE_TYPES}
 BY_DATATYPE: Final = {kind.datatype: kind for kind in WIRE_TYPES}
-
+MOST_DIM: Final = (1 << 32) - 1
+"""The largest dimension of a tensor."""
 _NAMES: Final = ", ".join(f"{kind.name} ({kind.number})" for kind in WIRE_TYPES)
 
 
@@ -72,6 +73,22 @@ def wire_type(tensor: str, dtype: int | str) -> WireType:
     if kind is None:
         raise InvalidTensor(f"tensor {tensor!r} has dtype {str(dtype)[:32]}: expected {_NAMES}")
     return kind
+
+
+def kind_and_shape(tensor: Tensor) -> tuple[WireType, Shape]:
+    """Return the datatype and the shape of a tensor that is written.
+
+    Raises:
+        Unsupported: It lacks one of them, or has too large a dimension.
+    """
+    datatype, shape = tensor.datatype, tensor.shape
+    if datatype is None or shape is None:
+        raise Unsupported(f"tensor {tensor.name!r} has no datatype or shape: grps needs both")
+    if shape and max(shape) > MOST_DIM:
+        raise Unsupported(
+            f"tensor {tensor.name!r} has shape {list(shape)}: grps has dimensions up to {MOST_DIM}"
+        )
+    return BY_DATATYPE[datatype], shape
 
 
 def narrowed(tensor: str, kind: WireType, values: npt.NDArray[Any]) -> npt.NDArray[Any]:

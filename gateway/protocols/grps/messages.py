@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gateway.ir.errors import InvalidTensor
+from gateway.ir.limits import check_unique
 from gateway.ir.tensors.tensor import Tensor
 
 
@@ -102,6 +103,4 @@ def check_names(tensors: tuple[Tensor, ...]) -> None:
             f"tensor number {names.index('')} has no name, others have one: expected names for "
             "all tensors or for none"
         )
-    if len(set(names)) != len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise InvalidTensor(f"tensor {twice!r} occurs {names.count(twice)} times: expected once")
+    check_unique("tensor", names)

@@ -29,6 +29,7 @@ from gateway.ir.limits import (
     check_count,
     check_name,
     check_shape,
+    check_unique,
 )
 from gateway.ir.tensors.data import SharedMemoryData
 from gateway.ir.tensors.datatypes import Datatype
@@ -168,8 +169,8 @@ def _checked(header: pb.InferRequestHeader, limits: MessageLimits) -> InferHeade
     check_count("requested outputs", len(header.output), limits.outputs, "outputs")
     inputs = tuple([_input(entry, header.batch_size, limits) for entry in header.input])
     outputs = tuple([_output(entry, limits) for entry in header.output])
-    _check_unique("input", [entry.name for entry in inputs])
-    _check_unique("output", [output.name for output in outputs])
+    check_unique("input", [entry.name for entry in inputs])
+    check_unique("output", [output.name for output in outputs])
     sequence = None
     if header.correlation_id:
         flags = header.flags
@@ -230,12 +231,6 @@ def _check_tensor_name(kind: str, name: str, limits: MessageLimits) -> None:
 def _shared(name: str, memory: pb.InferSharedMemory, limits: MessageLimits) -> SharedMemoryData:
     check_name(f"region of {name!r}", memory.name, limits.name_bytes, "name_bytes")
     return SharedMemoryData(memory.name, memory.offset, memory.byte_size)
-
-
-def _check_unique(kind: str, names: list[str]) -> None:
-    if len(set(names)) != len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise InvalidTensor(f"{kind} {twice!r} occurs {names.count(twice)} times: expected once")
 
 
 # Requests to an upstream.

@@ -25,7 +25,7 @@ from gateway.ir.metadata import (
 from gateway.ir.redaction import redact
 from gateway.ir.tensors.tensor import Shape
 from gateway.protocols.trtis.datatypes import DATATYPES, NUMBERS, check_carried
-from gateway.protocols.trtis.infer_request_header import number_of
+from gateway.protocols.trtis.infer_response import version_number
 from gateway.protocols.trtis.options import TrtisOptions
 from gateway.protocols.trtis.statistics import write_counters
 from gateway.schema import tensorrt_v1_pb2 as pb
@@ -38,7 +38,6 @@ _STATES: Mapping[ModelState, pb.ModelReadyState] = {
     ModelState.UNLOADING: pb.MODEL_UNLOADING,
 }
 _MODEL_STATES: Mapping[int, ModelState] = {number: state for state, number in _STATES.items()}
-_INT64_END = 1 << 63
 _PLATFORM = "custom"
 _LISTED = 10_000
 _MOST_NS = (1 << 64) - 1
@@ -96,7 +95,7 @@ def _written_model(model: ModelStatus, cap: int) -> pb.ModelStatus:
         entry = states.get(version)
         # A model with metadata exists, even where the index differs.
         state = ModelState.READY if entry is None else entry.state
-        number = _version(version)
+        number = version_number(version)
         if number in written.version_status:
             continue  # of several versions that are not numbers, the first is 1
         version_status = written.version_status[number]
@@ -106,11 +105,6 @@ def _written_model(model: ModelStatus, cap: int) -> pb.ModelStatus:
         if version in counted:
             write_counters(version_status, counted[version])
     return written
-
-
-def _version(version: str) -> int:
-    number = number_of(version)
-    return number if 0 < number < _INT64_END else 1
 
 
 def write_config(metadata: ModelMetadata, cap: int) -> pb.ModelConfig:

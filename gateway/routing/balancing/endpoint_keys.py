@@ -24,8 +24,8 @@ class OutlierDetectionConfig(Model):
 
     One trial call ends the ejection or prolongs it: when the time is over, or after a successful
     probe, but not within half of `base_ejection_time` after a failed trial. While no other address
-    is available, none is ejected. A server that replies with refusals or errors is not ejected, but
-    gets a smaller share of inferences until it serves again.
+    is available, none is ejected. A server that refuses calls or replies with errors gets a smaller
+    share instead.
     """
 
     consecutive_failures: Annotated[int, Field(ge=0)] = 5

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import structlog
 
-from gateway.concurrency.background import start_background
+from gateway.concurrency.background import end_tasks, start_background
 from gateway.ir.bodies.streams import is_streaming
 from gateway.ir.calls import Call, ServerMetadataRequest
 from gateway.ir.context import Context
@@ -106,8 +106,7 @@ class Prober:
         """Stop probing; may be called twice. `endpoint.is_ready` keeps its last value."""
         task, self._task = self._task, None
         if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await end_tasks(task)
 
     async def probe(self) -> bool:
         """Probe once, store the result in the endpoint, and return it.

@@ -83,9 +83,8 @@ class RollingLoad:
 
     async def _load(self, call: ModelLoadRequest, model: ModelRef) -> None:
         # A client that leaves does not stop a load half-way.
-        task = start_background(self._load_all(call, model), f"rolling load of {model.name}")
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
+        name = f"rolling load of {model.name}"
+        task = start_background(self._load_all(call, model), name, self._running)
         try:
             await asyncio.shield(task)
         finally:

@@ -3,6 +3,8 @@
 import asyncio
 from collections import Counter
 
+from gateway.concurrency.timeouts import is_set_within
+
 _Key = tuple[str, str]
 
 
@@ -46,9 +48,4 @@ class ModelCalls:
             del self._running[key]
             return True
         ended = self._ended.setdefault(key, asyncio.Event())
-        try:
-            async with asyncio.timeout(timeout_s):
-                await ended.wait()
-        except TimeoutError:
-            return False
-        return True
+        return await is_set_within(ended, timeout_s)

@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from gateway.concurrency.background import end_tasks
 from gateway.transports.net.tls_server import Listening, TlsServer
 
 FIRST_REQUEST_S: Final = 0.25
@@ -64,10 +65,8 @@ async def drain_accept_queue(
                 asyncio.ensure_future(_connect(server, new, sock)) for sock in _queued(each)
             ]
     await asyncio.sleep(FIRST_REQUEST_S)
-    for connecting in accepting:
-        connecting.cancel()
     # A client that has left, or whose TLS handshake failed, is not served.
-    await asyncio.gather(*accepting, return_exceptions=True)
+    await end_tasks(*accepting)
 
 
 async def _connect(

@@ -31,15 +31,24 @@ def read_value(view: memoryview, what: str, limits: MessageLimits) -> Any:
         MalformedMessage: It is not JSON.
         TooLarge: It is too long or too deep.
     """
+    check_json_size(view, what, limits)
+    charge(view.nbytes * OBJECT_BYTE)
+    value = load_json(without_mark(view), what)
+    check_depth([value], what, limits)
+    return value
+
+
+def check_json_size(view: memoryview, what: str, limits: MessageLimits) -> None:
+    """Refuse a text of JSON that is too long; *what* names it.
+
+    Raises:
+        TooLarge: It has more than `json_bytes`.
+    """
     if view.nbytes > limits.json_bytes:
         raise TooLarge(
             f"{what} has {view.nbytes} bytes of JSON, at most {limits.json_bytes} are allowed",
             limit="json_bytes",
         )
-    charge(view.nbytes * OBJECT_BYTE)
-    value = load_json(without_mark(view), what)
-    check_depth([value], what, limits)
-    return value
 
 
 def check_same_to_all(

@@ -6,7 +6,7 @@ import asyncio
 
 from structlog.testing import capture_logs
 
-from gateway.concurrency.background import start_background
+from gateway.concurrency.background import end_tasks, start_background
 from tests.fakes import settle
 
 
@@ -35,3 +35,29 @@ async def test_end_and_cancellation_are_no_failures() -> None:
         await asyncio.wait({left})
         await asyncio.sleep(0)
     assert [] == logs
+
+
+async def test_a_task_is_kept_until_it_ends() -> None:
+    """The set of its owner has it meanwhile, or the loop could lose it."""
+    kept: set[asyncio.Task[None]] = set()
+    event = asyncio.Event()
+
+    async def work() -> None:
+        await event.wait()
+
+    task = start_background(work(), "the work", kept)
+    assert {task} == kept
+    event.set()
+    await task
+    await asyncio.sleep(0)
+    assert set() == kept
+
+
+async def test_tasks_are_cancelled_and_have_ended() -> None:
+    """An error of one that has failed already is not raised."""
+    waiting = asyncio.ensure_future(asyncio.Event().wait())
+    failed = asyncio.ensure_future(fail())
+    await settle()
+    await end_tasks(waiting, failed)
+    assert (True, True) == (waiting.cancelled(), failed.done())
+    await end_tasks()

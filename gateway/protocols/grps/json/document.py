@@ -12,7 +12,7 @@ from gateway.ir.errors import MalformedMessage, TooLarge
 from gateway.ir.limits import MessageLimits, check_bytes_elements, check_count
 from gateway.ir.values.json_objects import reserve_objects
 from gateway.ir.work import JSON_ELEMENT, LIST, OBJECT_BYTE, charge
-from gateway.wire.json.values import load_json
+from gateway.wire.json.values import check_json_size, load_json
 
 _SHOWN: Final = 64
 # Longer than any list of tensors.
@@ -34,7 +34,7 @@ def read_document(view: memoryview, what: str, limits: MessageLimits) -> dict[st
         MalformedMessage: It is not JSON, not an object, or an object has a key twice.
         TooLarge: A limit is exceeded.
     """
-    _check_size(view, what, limits)
+    check_json_size(view, what, limits)
     text = bytes(view)
     lists = text.count(b"[")
     check_bytes_elements(lists, limits)
@@ -85,14 +85,6 @@ def _encodable(value: Any) -> Any:
     if isinstance(value, dict):
         return {_encodable(key): _encodable(each) for key, each in value.items()}
     return value
-
-
-def _check_size(view: memoryview, what: str, limits: MessageLimits) -> None:
-    if view.nbytes > limits.json_bytes:
-        raise TooLarge(
-            f"{what} has {view.nbytes} bytes of JSON, at most {limits.json_bytes} are allowed",
-            limit="json_bytes",
-        )
 
 
 def _counted(document: dict[str, Any], what: str, limits: MessageLimits, long: int | None) -> int:

@@ -32,7 +32,13 @@ from gateway.ir.tensors.tensor import Tensor, array_tensor, as_items, as_numpy
 from gateway.ir.values.exact_values import base64_bytes
 from gateway.ir.values.nearest import loads_to_odd
 from gateway.ir.work import charge
-from gateway.protocols.grps.datatypes import BY_DATATYPE, WIRE_TYPES, WireType, wire_type
+from gateway.protocols.grps.datatypes import (
+    MOST_DIM,
+    WIRE_TYPES,
+    WireType,
+    kind_and_shape,
+    wire_type,
+)
 from gateway.protocols.grps.json.elements import (
     FLOAT32_MAX,
     read_array,
@@ -84,7 +90,6 @@ _MAP_FIELDS: Final = {
 _FLAGS: Final = {flag.name: int(flag) for flag in Flag}
 _FLAG_NAMES: Final = {int(flag): flag.name for flag in Flag}
 _DIGITS: Final = re.compile(r"\d{1,4}")
-_MOST_DIM: Final = (1 << 32) - 1
 _SHOWN: Final = 64
 
 
@@ -264,7 +269,7 @@ def _read_shape(name: str, shape: Any, limits: MessageLimits) -> tuple[int, ...]
             limit="rank",
         )
     what = f"a dimension of tensor {name!r}"
-    return tuple([read_integer(what, dim, 0, _MOST_DIM) for dim in shape])
+    return tuple([read_integer(what, dim, 0, MOST_DIM) for dim in shape])
 
 
 def _read_flat(name: str, kind: WireType, tensor: Mapping[str, Any]) -> list[Any]:
@@ -399,22 +404,14 @@ def _entry(field: str, value: MapValue, *, numbers: bool) -> Any:
 
 
 def _tensor(tensor: Tensor, *, numbers: bool) -> dict[str, Any]:
-    datatype, shape = tensor.datatype, tensor.shape
-    if datatype is None or shape is None:
-        raise Unsupported(f"tensor {tensor.name!r} has no datatype or shape: grps needs both")
-    kind = BY_DATATYPE[datatype]
+    kind, shape = kind_and_shape(tensor)
     written: dict[str, Any] = {}
     if tensor.name:
         written["name"] = tensor.name
     written["dtype"] = kind.name
     if shape:
-        if max(shape) > _MOST_DIM:
-            raise Unsupported(
-                f"tensor {tensor.name!r} has shape {list(shape)}: grps has dimensions up to "
-                f"{_MOST_DIM}"
-            )
         written["shape"] = list(shape)
-    if datatype is Datatype.BYTES:
+    if kind.datatype is Datatype.BYTES:
         items = as_items(tensor)
         charge(len(items))
         elements: Any = [str(item, "utf-8") for item in items]

@@ -16,7 +16,14 @@ from google.protobuf.message import DecodeError
 
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import InvalidTensor, MalformedMessage, TooLarge, Unsupported
-from gateway.ir.limits import MessageLimits, check_count, check_name, check_shape
+from gateway.ir.limits import (
+    MessageLimits,
+    check_count,
+    check_element_size,
+    check_name,
+    check_rank,
+    check_shape,
+)
 from gateway.ir.tensors.data import ArrayData, ItemsData, RawData, TensorData
 from gateway.ir.tensors.datatypes import Datatype
 from gateway.ir.tensors.expected_inputs import compare_inputs, is_comparing
@@ -24,10 +31,10 @@ from gateway.ir.tensors.items import ItemViews, item_views, joined_views, longes
 from gateway.ir.tensors.tensor import Shape, Tensor, as_items, as_raw
 from gateway.ir.work import BYTE, FIELD, OBJECT_BYTE, POSITIONS, charge, reserve
 from gateway.protocols.grps.datatypes import (
-    BY_DATATYPE,
     BY_FIELD,
     WireType,
     carried,
+    kind_and_shape,
     narrowed,
     wire_type,
 )
@@ -100,7 +107,6 @@ _STATUS_KEY, _MODEL_KEY, _TENSORS_KEY = _key(1), _key(2), _key(1)
 _NAME_KEY, _DTYPE_KEY, _SHAPE_KEY = _key(1), _key(2, VARINT), _key(3)
 _CODE_KEY, _MSG_KEY, _FLAG_KEY = _key(1, VARINT), _key(2), _key(3, VARINT)
 _FLAT_KEYS: Final = {kind.field: _key(kind.field) for kind in BY_FIELD.values()}
-_MOST_DIM = (1 << 32) - 1
 
 
 def read_message(view: memoryview, limits: MessageLimits) -> GrpsMessage:
@@ -253,10 +259,10 @@ def _read_tensor(view: memoryview, limits: MessageLimits, counter: FieldCounter)
                 number = int32(value)
             elif key == _SHAPE:
                 dims += _dims(value, limits)
-                _check_rank(dims, limits)
+                check_rank(dims, limits)
             elif key == _DIM:
                 dims.append(uint32(value))
-                _check_rank(dims, limits)
+                check_rank(dims, limits)
         elements.add(some)
     check_name("tensor name", name, limits.name_bytes, "name_bytes")
     kind = wire_type(name, number)
@@ -337,15 +343,6 @@ def _merged(place: int, parts: list[Any]) -> list[Any]:
     return [memoryview(b"".join(parts))]
 
 
-def _check_rank(dims: list[int], limits: MessageLimits) -> None:
-    """Refuse a shape as soon as it has too many dimensions."""
-    if len(dims) > limits.rank:
-        raise TooLarge(
-            f"a shape has more than {limits.rank} dimensions, the most that are allowed",
-            limit="rank",
-        )
-
-
 def _holds(place: int, kind: int) -> bool:
     """Return whether an element's field may have this wire type; others are unknown fields."""
     if kind == LEN:
@@ -416,12 +413,7 @@ def _strings(
     name: str, values: Sequence[memoryview], limits: MessageLimits
 ) -> Sequence[memoryview]:
     _, longest = longest_of(values)
-    if longest > limits.bytes_element_size:
-        raise TooLarge(
-            f"tensor {name!r} has an element of {longest} bytes, "
-            f"at most {limits.bytes_element_size} are allowed",
-            limit="bytes_element_size",
-        )
+    check_element_size("tensor", name, longest, limits)
     # ASCII needs no check; other text may begin and end in the middle of a character.
     if not b"".join(values).isascii():
         charge(len(values))
@@ -485,24 +477,16 @@ def _put_data(parts: Parts, key: bytes, message: GrpsMessage) -> None:
 
 
 def _tensor(tensor: Tensor) -> Parts:
-    datatype, shape = tensor.datatype, tensor.shape
-    if datatype is None or shape is None:
-        raise Unsupported(f"tensor {tensor.name!r} has no datatype or shape: grps needs both")
-    kind = BY_DATATYPE[datatype]
+    kind, shape = kind_and_shape(tensor)
     head = bytearray()
     if tensor.name:
         put_text(head, _NAME_KEY, tensor.name)
     put_varint(head, _DTYPE_KEY, kind.number)
     if shape:
-        if max(shape) > _MOST_DIM:
-            raise Unsupported(
-                f"tensor {tensor.name!r} has shape {list(shape)}: grps has dimensions up to "
-                f"{_MOST_DIM}"
-            )
         put_int64s(head, _SHAPE_KEY, shape)
     key = _FLAT_KEYS[kind.field]
     parts: Parts = [head]
-    if datatype is Datatype.BYTES:
+    if kind.datatype is Datatype.BYTES:
         items = as_items(tensor)
         charge(len(items))
         for item in items:
@@ -515,7 +499,7 @@ def _tensor(tensor: Tensor) -> Parts:
                 put_bytes(head, key, item)
                 parts.append(head)
         return parts
-    data = _packed(tensor, datatype)
+    data = _packed(tensor, kind.datatype)
     if len(data):
         put_tail(parts, key, data)
     return parts

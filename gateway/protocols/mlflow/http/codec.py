@@ -41,7 +41,7 @@ from gateway.protocols.mlflow.options import NAN, REFUSE, WORDS, read_options
 from gateway.protocols.mlflow.paths import INVOCATIONS, MODELS, ScoringPath, ScoringRoute, find_path
 from gateway.wire.declarations import DeclaringCodec
 from gateway.wire.decoupled import StreamsDecoupled
-from gateway.wire.errors import MethodNotAllowed, SlashAtEnd
+from gateway.wire.errors import SlashAtEnd, method_not_allowed
 from gateway.wire.heads.metadata import http_context, sender_metadata
 from gateway.wire.heads.sagemaker import custom_attributes, inference_id
 from gateway.wire.heads.url_names import decoded_name
@@ -238,10 +238,10 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], StreamsDecoupled, Declar
             )
         if kind is ScoringPath.INVOCATIONS:
             if wire.method != "POST":
-                raise _method_not_allowed(wire, "POST")
+                raise method_not_allowed(wire.method, wire.path, "POST")
             return self._decode_inference(path, wire, request_id)
         if wire.method not in _GET:
-            raise _method_not_allowed(wire, "GET, HEAD")
+            raise method_not_allowed(wire.method, wire.path, "GET, HEAD")
         form = ScoringForm(kind=kind, returned=custom_attributes(wire.headers))
         context = http_context(wire, NAME, _REPLY_NEEDS, form)
         if kind is ScoringPath.VERSION:
@@ -313,11 +313,4 @@ def _form_of(headers: Headers, kind: str) -> ScoringForm:
         is_lines=kind == requests.LINES or requests.wants_lines(accept),
         can_stream=requests.accepts_lines(accept),
         returned=custom_attributes(headers),
-    )
-
-
-def _method_not_allowed(wire: HttpRequest, allow: str) -> MethodNotAllowed:
-    return MethodNotAllowed(
-        f"method {wire.method[:32]!r} is not allowed on {wire.path[:200]!r}: expected {allow}",
-        allow=allow,
     )

@@ -6,6 +6,7 @@ Source: docs/protocols/mlflow.md, "7. Servers".
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 import orjson
@@ -31,7 +32,7 @@ from gateway.protocols.mlflow.errors import FORM, OK
 from gateway.protocols.mlflow.options import OBJECT, MlflowOptions
 from gateway.protocols.mlflow.paths import INVOCATIONS, PING
 from gateway.wire.errors import SUCCESSES
-from gateway.wire.heads.metadata import http_headers
+from gateway.wire.heads.metadata import get_request, http_headers
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 from gateway.wire.json.errors import JSON
 from gateway.wire.rows.read import RowsReader, read_rows_document
@@ -65,7 +66,7 @@ class ScoringClient:
         self._options = options
         self._style_of = style_of
         self._columns_of = columns_of
-        health = Handling(_ping, by_status=_is_ok)
+        health = Handling(partial(get_request, path=PING), by_status=_is_ok)
         self.calls: Mapping[type[Call[Any]], Handling] = {
             InferRequest: Handling(self._prediction, self._read_prediction),
             ServerLiveRequest: health,
@@ -118,11 +119,6 @@ def _check_columns(call: InferRequest, columns: tuple[str, ...]) -> None:
             "column for each name (models.NAME.protocols.mlflow.column_names)",
             model=call.model,
         )
-
-
-def _ping(call: Call[bool]) -> HttpRequest:
-    context = call.context
-    return HttpRequest("GET", PING, "", Headers(http_headers(context)), (), context.deadline)
 
 
 def _is_ok(wire: HttpResponse) -> bool:

@@ -69,7 +69,7 @@ from gateway.protocols.oip.grpc.streaming import (
 )
 from gateway.protocols.oip.options import UNKNOWN, check_options, read_extensions
 from gateway.schema import open_inference_pb2 as pb
-from gateway.wire.errors import GRPC_STATUS, clip, strip_traceback
+from gateway.wire.errors import GRPC_STATUS, clip, strip_traceback, unknown_method
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
 from gateway.wire.heads.metadata import unary_request
 from gateway.wire.http import Buffer, size_of
@@ -187,9 +187,7 @@ class GrpcCodec(
             )
         plain = management.CALL_READERS.get(wire.method)
         if plain is None:
-            raise errors.Unsupported(
-                f"method {clip(wire.method, 128)!r} is not supported by this gateway"
-            )
+            raise unknown_method(wire.method)
         management.check_size(wire.method, view, self._limits)
         return apply_policy(
             plain(view, context_of(wire), self._limits), self._extensions, self._limits

@@ -16,7 +16,7 @@ from google.protobuf.message import Message
 
 from gateway.accelerator import accelerated
 from gateway.ir.errors import InvalidTensor, MalformedMessage, TooLarge
-from gateway.ir.limits import MessageLimits
+from gateway.ir.limits import MessageLimits, check_element_size
 from gateway.ir.tensors.data import RawData, SharedMemoryData, TensorData, split_items
 from gateway.ir.tensors.datatypes import Datatype
 from gateway.ir.tensors.expected_inputs import compare_inputs, is_comparing
@@ -307,10 +307,5 @@ def _raw(described: TensorDescription, raw: memoryview, limits: MessageLimits) -
     tensor = raw_tensor(described.name, datatype, described.shape, raw, described.parameters)
     if datatype is Datatype.BYTES and len(raw) > limits.bytes_element_size:
         _, longest = longest_of(split_items(described.name, raw, described.count))
-        if longest > limits.bytes_element_size:
-            raise TooLarge(
-                f"tensor {described.name!r} has an element of {longest} bytes, "
-                f"at most {limits.bytes_element_size} are allowed",
-                limit="bytes_element_size",
-            )
+        check_element_size("tensor", described.name, longest, limits)
     return tensor

@@ -102,12 +102,17 @@ def _choices(
     parameters: Mapping[str, pb.ModelRepositoryParameter], limits: MessageLimits
 ) -> dict[str, Any]:
     check_count("parameters", len(parameters), limits.parameters, "parameters")
+    return _values("parameter", parameters)
+
+
+def _values(kind: str, members: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that were chosen for the members of a map."""
     found = {}
-    for key, parameter in parameters.items():
-        choice = parameter.WhichOneof("parameter_choice")
+    for key, member in members.items():
+        choice = member.WhichOneof("parameter_choice")
         if choice is None:
-            raise InvalidRequest(f"parameter {clip(key, _SHOWN)!r} has no value")
-        found[key] = getattr(parameter, choice)
+            raise InvalidRequest(f"{kind} {clip(key, _SHOWN)!r} has no value")
+        found[key] = getattr(member, choice)
     return found
 
 
@@ -205,22 +210,8 @@ def _read_trace_reply(
 def _read_log(view: memoryview, context: Context, limits: MessageLimits) -> LogSettingsRequest:
     message = parse(view, pb.LogSettingsRequest)
     check_count("settings", len(message.settings), limits.parameters, "parameters")
-    changes = _settings(message.settings)
+    changes = _values("log setting", message.settings)
     return LogSettingsRequest(context=context, changes=control.read_log(changes, limits))
-
-
-def _settings(
-    settings: Mapping[
-        str, pb.LogSettingsRequest.SettingValue | pb.LogSettingsResponse.SettingValue
-    ],
-) -> dict[str, bool | int | str]:
-    found: dict[str, bool | int | str] = {}
-    for key, setting in settings.items():
-        choice = setting.WhichOneof("parameter_choice")
-        if choice is None:
-            raise InvalidRequest(f"log setting {clip(key, _SHOWN)!r} has no value")
-        found[key] = getattr(setting, choice)
-    return found
 
 
 def _log_call(call: LogSettingsRequest, _dialect: GrpcDialect) -> CallMessage:
@@ -254,7 +245,7 @@ def _read_log_reply(
 ) -> LogSettings:
     message = parse(view, pb.LogSettingsResponse)
     check_count("settings", len(message.settings), _MOST, "settings")
-    return _settings(message.settings)
+    return _values("log setting", message.settings)
 
 
 _READERS: Mapping[str, tuple[type[Call[Any]], CallReader]] = {

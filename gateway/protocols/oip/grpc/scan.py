@@ -25,7 +25,9 @@ from gateway.ir.limits import (
     check_bytes_elements,
     check_count,
     check_name,
+    check_rank,
     check_shape,
+    check_unique,
     is_usable_name,
 )
 from gateway.ir.tensors.datatypes import Datatype
@@ -309,7 +311,7 @@ class _FieldScanner:
                 items += one.count
             found.append(one)
         check_bytes_elements(items, self._limits)
-        _check_unique("tensor", [described.name for described in found])
+        check_unique("tensor", [described.name for described in found])
         return found
 
     def _without_contents(self, data: bytes) -> TensorDescription | None:
@@ -380,14 +382,8 @@ def _requested(
         found = [
             one for one in found if first.setdefault(one[0], one) is one or first[one[0]] != one
         ]
-        _check_unique("requested output", [name for name, _ in found])
+        check_unique("requested output", [name for name, _ in found])
     return found
-
-
-def _check_unique(kind: str, names: list[str]) -> None:
-    if len(set(names)) != len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise InvalidTensor(f"{kind} {twice!r} occurs {names.count(twice)} times: expected once")
 
 
 def _check_named(kind: str, names: list[str]) -> None:
@@ -407,7 +403,7 @@ def _describe(view: memoryview, limits: MessageLimits, counter: FieldCounter) ->
             spelled = text(value, "datatype")
         elif key == _SHAPE:
             dims += _dims(value, limits)
-            _check_rank(dims, limits)
+            check_rank(dims, limits)
         elif key == _CONTENTS:
             if contents is not None:
                 raise WireError(f"tensor {name!r} has contents twice")
@@ -416,7 +412,7 @@ def _describe(view: memoryview, limits: MessageLimits, counter: FieldCounter) ->
             entries.append(value)
         elif key == _SHAPE_UNPACKED:
             dims.append(int64(value))
-            _check_rank(dims, limits)
+            check_rank(dims, limits)
     check_name("tensor name", name, limits.name_bytes, "name_bytes")
     datatype = parse_datatype(name, spelled)
     shape = tuple(dims)
@@ -442,15 +438,6 @@ def _dims(view: memoryview, limits: MessageLimits) -> list[int]:
             limit="rank",
         )
     return int64s(view)
-
-
-def _check_rank(dims: list[int], limits: MessageLimits) -> None:
-    """Refuse a shape as soon as it has too many dimensions."""
-    if len(dims) > limits.rank:
-        raise TooLarge(
-            f"a shape has more than {limits.rank} dimensions, the most that are allowed",
-            limit="rank",
-        )
 
 
 def _output(

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from gateway.ir.errors import InvalidTensor, TooLarge
-from gateway.ir.limits import MessageLimits
+from gateway.ir.errors import InvalidTensor
+from gateway.ir.limits import MessageLimits, check_element_size
 from gateway.ir.tensors.data import ArrayData, ItemsData, RawData, TensorData
 from gateway.ir.tensors.datatypes import Datatype
 from gateway.ir.tensors.items import longest_of
@@ -149,12 +149,7 @@ def _fields(
 def _items(name: str, count: int, values: Sequence[memoryview], limits: MessageLimits) -> ItemsData:
     _check_count(name, len(values), count)
     _, longest = longest_of(values)
-    if longest > limits.bytes_element_size:
-        raise TooLarge(
-            f"tensor {name!r} has an element of {longest} bytes, "
-            f"at most {limits.bytes_element_size} are allowed",
-            limit="bytes_element_size",
-        )
+    check_element_size("tensor", name, longest, limits)
     return ItemsData(values)
 
 

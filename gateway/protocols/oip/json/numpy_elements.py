@@ -9,19 +9,20 @@ servers".
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
 import orjson
 import simdjson
 
-from gateway.ir.errors import InvalidTensor, TooLarge
-from gateway.ir.limits import MessageLimits
+from gateway.ir.errors import InvalidTensor
+from gateway.ir.limits import MessageLimits, check_element_size
 from gateway.ir.tensors.data import ArrayData, ItemsData, JsonItemsData
 from gateway.ir.tensors.datatypes import Datatype
 from gateway.ir.tensors.items import text_items
 from gateway.ir.tensors.tensor import Shape
+from gateway.ir.values.number_lists import leaves
 from gateway.ir.work import charge
 from gateway.protocols.oip.datatypes import NOT_IN_JSON
 from gateway.wire.json.values import plain_value
@@ -87,7 +88,7 @@ def convert_elements(
     if type(data) is simdjson.Array:
         data = plain_value(data)
     if datatype is Datatype.BYTES:
-        flat = list(_leaves(data))
+        flat = list(leaves(data))
         charge(len(flat))
         filled = _filled(name, shape, len(flat))
         return _items(name, flat, limits), filled
@@ -125,15 +126,6 @@ def _expected_count(data: Any) -> int:
     return count
 
 
-def _leaves(data: Any) -> Iterator[Any]:
-    """Yield the values in nested lists, in order."""
-    if type(data) is not list:
-        yield data
-        return
-    for value in data:
-        yield from _leaves(value)
-
-
 def _items(name: str, flat: list[Any], limits: MessageLimits) -> ItemsData | JsonItemsData:
     try:
         if all(type(value) is str for value in flat):
@@ -145,12 +137,7 @@ def _items(name: str, flat: list[Any], limits: MessageLimits) -> ItemsData | Jso
     except (TypeError, UnicodeEncodeError) as error:
         raise InvalidTensor(f"input {name!r} has an element that is not JSON: {error}") from error
     longest = max(map(len, items), default=0)
-    if longest > limits.bytes_element_size:
-        raise TooLarge(
-            f"input {name!r} has an element of {longest} bytes, "
-            f"at most {limits.bytes_element_size} are allowed",
-            limit="bytes_element_size",
-        )
+    check_element_size("input", name, longest, limits)
     return found
 
 

@@ -63,7 +63,7 @@ from gateway.protocols.openai.options import (
     read_options,
 )
 from gateway.protocols.openai.paths import PathKind, PathMatch, PathTable
-from gateway.wire.errors import MethodNotAllowed
+from gateway.wire.errors import method_not_allowed
 from gateway.wire.heads.metadata import http_context
 from gateway.wire.heads.url_names import decoded_name
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
@@ -223,7 +223,7 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
         if endpoint is PathKind.MODELS:
             return self._decode_models(route, wire)
         if wire.method != "POST":
-            raise _method_not_allowed(wire, "POST")
+            raise method_not_allowed(wire.method, wire.path, "POST")
         if endpoint is PathKind.CHAT:
             return self._decode_chat(wire)
         if endpoint is PathKind.EMBEDDINGS:
@@ -234,7 +234,7 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
 
     def _decode_models(self, route: PathMatch, wire: HttpRequest) -> Call[Any]:
         if wire.method not in _GET:
-            raise _method_not_allowed(wire, "GET, HEAD")
+            raise method_not_allowed(wire.method, wire.path, "GET, HEAD")
         context = http_context(wire, NAME, EMPTY, ReplyForm(kind=PathKind.MODELS))
         if not route.model:
             return RepositoryIndexRequest(ready_only=True, context=context)
@@ -326,10 +326,3 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
 
 def _json(body: bytes) -> HttpResponse:
     return HttpResponse(OK, _HEADERS, (body,), is_compressible=True)
-
-
-def _method_not_allowed(wire: HttpRequest, allow: str) -> MethodNotAllowed:
-    return MethodNotAllowed(
-        f"method {wire.method[:32]!r} is not allowed on {wire.path[:200]!r}: expected {allow}",
-        allow=allow,
-    )

@@ -51,7 +51,7 @@ from gateway.protocols.seldon.metadata import metadata_document, read_metadata
 from gateway.protocols.seldon.options import FORWARD, MODEL, WORDS, read_options, value_rules
 from gateway.schema import seldon_pb2 as pb
 from gateway.wire.declarations import DeclaringCodec
-from gateway.wire.errors import clip, error_class_of_grpc, strip_traceback
+from gateway.wire.errors import clip, error_class_of_grpc, strip_traceback, unknown_method
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
 from gateway.wire.heads.metadata import form_of, grpc_context, grpc_metadata
 from gateway.wire.heads.request_id import new_request_ids
@@ -155,9 +155,7 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse], DeclaringCodec):
         """
         method = wire.method.rpartition("/")[2]
         if wire.method not in METHODS:
-            raise errors.Unsupported(
-                f"method {clip(wire.method, 128)!r} is not supported by this gateway"
-            )
+            raise unknown_method(wire.method)
         if method == _PREDICT:
             try:
                 return self._decode_predict(wire)

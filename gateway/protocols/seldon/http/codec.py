@@ -73,7 +73,7 @@ from gateway.protocols.seldon.messages import (
 from gateway.protocols.seldon.metadata import metadata_document, read_metadata
 from gateway.protocols.seldon.options import FORWARD, WORDS, read_options, value_rules
 from gateway.wire.declarations import DeclaringCodec
-from gateway.wire.errors import MethodNotAllowed
+from gateway.wire.errors import method_not_allowed
 from gateway.wire.heads.metadata import form_of, get_request, http_context, http_headers
 from gateway.wire.heads.request_id import new_request_ids
 from gateway.wire.heads.url_names import decoded_name
@@ -169,12 +169,7 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
             raise NotFound(f"nothing is served at {wire.path[:200]!r}")
         methods = METHODS.get(kind, _GET)
         if wire.method not in methods:
-            allow = ", ".join(methods)
-            raise MethodNotAllowed(
-                f"method {wire.method[:32]!r} is not allowed on {wire.path[:200]!r}: expected "
-                f"{allow}",
-                allow=allow,
-            )
+            raise method_not_allowed(wire.method, wire.path, ", ".join(methods))
         if kind is SeldonPath.VERB:
             raise GraphVerb(
                 f"{wire.path[:200]!r} is a step of a graph, which the gateway does not run: "

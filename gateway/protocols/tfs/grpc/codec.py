@@ -62,7 +62,7 @@ from gateway.protocols.tfs.options import read_options
 from gateway.protocols.tfs.status import is_available, versions_of, write_status
 from gateway.schema import tensorflow_serving_pb2 as pb
 from gateway.wire.declarations import DeclaringCodec
-from gateway.wire.errors import clip
+from gateway.wire.errors import unknown_method
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
 from gateway.wire.heads.metadata import form_of, grpc_context, unary_request
 from gateway.wire.http import Buffer
@@ -165,9 +165,7 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse], DeclaringCodec):
             return self._decode_metadata(wire)
         if wire.method == _STATUS_METHOD:
             return self._decode_status(wire)
-        raise errors.Unsupported(
-            f"method {clip(wire.method, 128)!r} is not supported by this gateway"
-        )
+        raise unknown_method(wire.method)
 
     def encode_error(self, _call: Call[Any] | None, error: errors.GatewayError, /) -> GrpcResponse:
         """Write an error as status and details; those of an upstream are unchanged."""

@@ -77,6 +77,7 @@ from gateway.wire.errors import (
     clip,
     extra_headers,
     http_status_of,
+    method_not_allowed,
     strip_traceback,
 )
 from gateway.wire.heads.metadata import form_of, http_context, sender_metadata
@@ -259,11 +260,7 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
         """
         name = wire.path.removeprefix(f"{MODELS}/")
         if wire.method not in ("GET", "HEAD"):
-            shown = wire.path[:200]
-            error = MethodNotAllowed(
-                f"method {wire.method[:32]!r} is not allowed on {shown!r}: expected GET, HEAD",
-                allow="GET, HEAD",
-            )
+            error = method_not_allowed(wire.method, wire.path, "GET, HEAD")
         elif name != wire.path and name:
             return RestPath(Verb.STATUS, Spec(decoded_name("model name", name, self._limits)))
         error.origin = Origin(NAME, wire)

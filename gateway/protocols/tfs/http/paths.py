@@ -13,7 +13,7 @@ from gateway.ir.limits import MessageLimits
 from gateway.protocols.tfs.errors import ForeignPath, FrameworkError
 from gateway.protocols.tfs.models import Spec
 from gateway.protocols.tfs.options import ROOT, read_options
-from gateway.wire.errors import MethodNotAllowed, SlashAtEnd
+from gateway.wire.errors import SlashAtEnd, method_not_allowed
 from gateway.wire.heads.path_claims import ClaimKind, Passing, PathClaim
 from gateway.wire.heads.url_names import decoded_name, url_segment
 
@@ -119,7 +119,7 @@ def kserve_path(method: str, path: str, limits: MessageLimits) -> RestPath:
     """
     if path == "/":
         if method not in _GET:
-            raise _not_allowed(method, path, "GET")
+            raise method_not_allowed(method, path, "GET")
         return RestPath(Verb.LIVE)
     if path.endswith("/"):
         raise SlashAtEnd(path.rstrip("/") or "/")
@@ -129,7 +129,7 @@ def kserve_path(method: str, path: str, limits: MessageLimits) -> RestPath:
     name, verb = found.groups()
     if name is None:
         if method not in _GET:
-            raise _not_allowed(method, path, "GET")
+            raise method_not_allowed(method, path, "GET")
         return RestPath(Verb.MODELS)
     spec = Spec(decoded_name("model name", name, limits))
     if method in _GET:
@@ -138,7 +138,7 @@ def kserve_path(method: str, path: str, limits: MessageLimits) -> RestPath:
         return RestPath(Verb.STATUS, spec)
     if method == "POST" and verb in ("predict", "explain"):
         return RestPath(Verb.PREDICT if verb == "predict" else Verb.EXPLAIN, spec)
-    raise _not_allowed(method, path, "POST" if verb in ("predict", "explain") else "GET")
+    raise method_not_allowed(method, path, "POST" if verb in ("predict", "explain") else "GET")
 
 
 def upstream_path(name: str, version: int, rest: str) -> str:
@@ -155,10 +155,3 @@ def upstream_path(name: str, version: int, rest: str) -> str:
 
 def _malformed(method: str, path: str) -> InvalidRequest:
     return InvalidRequest(f"Malformed request: {method[:32]} {path[:_SHOWN]}")
-
-
-def _not_allowed(method: str, path: str, allow: str) -> MethodNotAllowed:
-    return MethodNotAllowed(
-        f"method {method[:32]!r} is not allowed on {path[:_SHOWN]!r}: expected {allow}",
-        allow=allow,
-    )

@@ -53,7 +53,7 @@ from gateway.protocols.torchserve.options import read_options, row_style
 from gateway.schema import torchserve_inference_pb2 as pb
 from gateway.schema import torchserve_management_pb2
 from gateway.wire.declarations import DeclaringCodec
-from gateway.wire.errors import clip, strip_traceback
+from gateway.wire.errors import clip, strip_traceback, unknown_method
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
 from gateway.wire.heads.metadata import grpc_context, unary_request
 from gateway.wire.json.values import short_document
@@ -201,7 +201,7 @@ class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], DeclaringCodec):
                 f"{method.rpartition('/')[2]} would change models: the management of TorchServe is "
                 "read-only, because models are not loaded by a client's word"
             )
-        raise errors.Unsupported(f"method {clip(method, 128)!r} is not supported by this gateway")
+        raise unknown_method(method)
 
     def encode_item(self, call: StreamInferRequest, item: InferResponse, /) -> GrpcResponse:
         """Write one reply of a stream.

@@ -6,6 +6,7 @@ Source: docs/protocols/torchserve.md, "9. Upstreams".
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
 from gateway.api.protocol import Handling
@@ -33,7 +34,7 @@ from gateway.protocols.torchserve.messages import (
 from gateway.protocols.torchserve.models import BodyForms, client_version
 from gateway.protocols.torchserve.paths import PING, PREDICTIONS
 from gateway.wire.errors import SUCCESSES
-from gateway.wire.heads.metadata import http_headers
+from gateway.wire.heads.metadata import get_request, http_headers
 from gateway.wire.heads.url_names import url_segment
 from gateway.wire.http import Buffer, Headers, HttpRequest, HttpResponse, media_type
 from gateway.wire.opaque import passed_request
@@ -57,7 +58,7 @@ class TorchServeRestClient:
         self._limits = limits
         self._models = models
         self._reader = reader
-        health = Handling(_health, by_status=_is_ok)
+        health = Handling(partial(get_request, path=PING), by_status=_is_ok)
         self.calls: Mapping[type[Call[Any]], Handling] = {
             InferRequest: Handling(
                 self._prediction, self._read_prediction, send_on=self._sent_prediction
@@ -115,11 +116,6 @@ class TorchServeRestClient:
         item = Item(wire.view, is_json, "response")
         outputs = self._reader.response(item, self._models.form(model.name))
         return InferResponse(model=model, outputs=outputs, batch_size=1)
-
-
-def _health(call: Call[bool]) -> HttpRequest:
-    context = call.context
-    return HttpRequest("GET", PING, "", Headers(http_headers(context)), (), context.deadline)
 
 
 def _is_ok(wire: HttpResponse) -> bool:

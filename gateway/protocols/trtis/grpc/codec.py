@@ -65,6 +65,7 @@ from gateway.wire.errors import (
     clip,
     error_class_of_grpc,
     strip_traceback,
+    unknown_method,
 )
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
 from gateway.wire.heads.metadata import grpc_context, unary_request
@@ -225,9 +226,7 @@ class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
             return self._decode_infer(wire)
         read = management.CALL_READERS.get(wire.method)
         if read is None:
-            raise errors.Unsupported(
-                f"method {clip(wire.method, 128)!r} is not supported by this gateway"
-            )
+            raise unknown_method(wire.method)
         view = wire.view
         check_management_size(wire.method.rpartition("/")[2], len(view))
         call = read(view, grpc_context(wire, NAME, CALLER_NEEDS, has_bytes=False), self._limits)

@@ -75,11 +75,7 @@ class ParsedPath:
         name = self.match["model"]
         check_name("model name", name, self.limits.model_name_bytes, "model_name_bytes")
         version = self.match.groupdict().get("version")
-        return ModelRef(name, "" if version is None else _canonical(version))
-
-
-def _canonical(version: str) -> str:
-    return version.lstrip("0") or "0"
+        return ModelRef(name, "" if version is None else (version.lstrip("0") or "0"))
 
 
 def _live(parsed: ParsedPath) -> Call[Any]:
