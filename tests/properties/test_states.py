@@ -118,7 +118,7 @@ class _Side:
         data = b"".join(bytes(each) for each in other.core.out)
         other.core.out.clear()
         if data:
-            self.core.feed(data)
+            self.core.reader.feed(data)
 
     def on_settings(self) -> None: ...
 
@@ -129,11 +129,11 @@ class _Side:
         self, stream: Http2Stream, _head: Any, view: memoryview, _tail: Any
     ) -> None:
         self.known.append(stream)
-        self.core.consume(stream, len(view))
+        self.core.windows.consume(stream, len(view))
 
     def on_data(self, stream: Http2Stream, view: memoryview, *, end: bool) -> None:
-        self.core.consume(stream, len(view))
-        self.core.grant(stream, len(view))
+        self.core.windows.consume(stream, len(view))
+        self.core.windows.grant(stream, len(view))
 
     def body_room(self, _stream: Http2Stream) -> memoryview | None:
         return None
@@ -175,7 +175,7 @@ class _Side:
         elif step == "reset" and drawn.random() < 0.3:
             core.reset(stream, frames.CANCEL)
         elif step == "grant":
-            core.grant(stream, size)
+            core.windows.grant(stream, size)
 
 
 _HEAD = literal(b":status", b"200")

@@ -369,7 +369,7 @@ class GrpcConnectionPool:
                 return self.find(now)
             core = connection.core
             streams = len(core.streams)
-            if streams < _STREAMS and streams < core.peer_streams and connection.is_open():
+            if streams < _STREAMS and streams < core.writer.peer_streams and connection.is_open():
                 return connection
         return None
 

@@ -554,7 +554,7 @@ class ServerCall:
             self._step.discard(self)
         core, stream = self._connection.core, self._stream
         if stream.unread:
-            core.consume(stream, stream.unread)
+            core.windows.consume(stream, stream.unread)
             self._connection.flush_soon()
         if stream.state is HALF_CLOSED_LOCAL:
             core.reset(stream, frames.NO_ERROR)  # the rest of the request is not needed

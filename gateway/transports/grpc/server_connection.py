@@ -296,7 +296,7 @@ class GrpcServerConnection(Http2Protocol):
         if stream.owner is not None:
             stream.owner.on_data(view, end=end)
         else:
-            self.core.consume(stream, len(view))
+            self.core.windows.consume(stream, len(view))
 
     def body_room(self, stream: Http2Stream) -> memoryview | None:
         """Return where the next data of a large request belong."""
@@ -482,7 +482,7 @@ class GrpcServerConnection(Http2Protocol):
     def is_idle(self) -> bool:
         """Return whether there is no call, and the connection is not being closed."""
         core = self.core
-        return not core.streams and not core.is_reading_block and self.state is OPEN
+        return not core.streams and not core.reader.is_reading_block and self.state is OPEN
 
     def sweep(self, now: float) -> None:
         """End everything that takes too long. Call it often enough for the shortest limit."""
@@ -543,7 +543,7 @@ class GrpcServerConnection(Http2Protocol):
     def _is_too_slow(self, now: float) -> bool:
         limits = self._limits
         # A new stream shows that what was incomplete has been completed since.
-        if not self.core.is_reading_block or self.core.last != self._last_seen:
+        if not self.core.reader.is_reading_block or self.core.last != self._last_seen:
             self._reading_since = None
         elif self._reading_since is None:
             self._reading_since = now

@@ -157,7 +157,7 @@ class RequestMessages:
         self._received += size
         if held.size_bytes < reader.size and 4 * reader.filled >= 3 * held.size_bytes:
             self._make_room()
-        if core.consume(self._stream, size) and not self._connection.is_flushing:
+        if core.windows.consume(self._stream, size) and not self._connection.is_flushing:
             self._connection.flush_soon()
 
     async def read(self) -> AsyncGenerator[GrpcMessage, None]:
@@ -238,12 +238,12 @@ class RequestMessages:
             reader.reserve(self._reservation, lasts=False)
         short = stream.short_by(allowed)
         if short > 0:
-            self._connection.core.grant(stream, short)
+            self._connection.core.windows.grant(stream, short)
             self._connection.flush_soon()
         self._consume(stream.unread)
 
     def _consume(self, size: int) -> None:
-        if self._connection.core.consume(self._stream, size):
+        if self._connection.core.windows.consume(self._stream, size):
             self._connection.flush_soon()
 
     def _position(self) -> int:
@@ -259,7 +259,7 @@ class RequestMessages:
             return
         if self._reader.missing:
             self._make_room()
-        elif self._connection.core.replenish(self._stream):
+        elif self._connection.core.windows.replenish(self._stream):
             self._connection.flush_soon()
 
 

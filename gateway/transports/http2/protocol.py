@@ -88,9 +88,10 @@ class Http2Protocol(asyncio.Protocol):
         ):
             return
         core = self.core
+        reader = core.reader
         self.has_received = True
         try:
-            core.feed(data)
+            reader.feed(data)
         except Http2ConnectionError as fault:
             self.fault = fault.with_traceback(None)  # the traceback would be a reference cycle
             self.broken(fault)
@@ -100,10 +101,10 @@ class Http2Protocol(asyncio.Protocol):
             return
         if core.out and not self.is_flushing:
             self.flush_soon()
-        if core.is_copying and not self._has_large_reads:
+        if reader.is_copying and not self._has_large_reads:
             self.receive_with(LargeReads(self))
             self._has_large_reads = True
-        if core.is_behind:
+        if reader.is_behind:
             self._wait_for_turn()
 
     def receive_with(self, protocol: asyncio.BaseProtocol) -> None:
@@ -123,7 +124,7 @@ class Http2Protocol(asyncio.Protocol):
         """Read what has arrived before *error* ended the connection; for `connection_lost`."""
         for data in unread_input(self.transport, error):
             self.data_received(data)
-            while self.core.is_behind and self.fault is None:
+            while self.core.reader.is_behind and self.fault is None:
                 self.data_received(b"")
 
     def is_foreign(self, data: bytes) -> bool:  # noqa: ARG002  # for subclasses
@@ -144,7 +145,7 @@ class Http2Protocol(asyncio.Protocol):
     def _continue(self) -> None:
         self._waits_for_turn = False
         self.data_received(b"")
-        if self._is_paused and not self.core.is_behind and self.transport is not None:
+        if self._is_paused and not self.core.reader.is_behind and self.transport is not None:
             self._is_paused = False
             if not self.transport.is_closing():
                 self.transport.resume_reading()
@@ -251,22 +252,22 @@ class LargeReads(asyncio.BufferedProtocol):
 
     def get_buffer(self, _hint: int) -> memoryview:
         """Return the place of the rest of a large frame, or the buffer of the thread."""
-        room = self._connection.core.rest_room
+        room = self._connection.core.reader.rest_room
         self._is_direct = room is not None
         return _BUFFER.view if room is None else room
 
     def buffer_updated(self, size: int) -> None:
         """Put parts of messages in their places, and let the connection receive the rest."""
         connection = self._connection
-        core, at, data = connection.core, size, _BUFFER.view[:size]
+        reader, at, data = connection.core.reader, size, _BUFFER.view[:size]
         if self._is_direct:
-            core.rest_received(size)
+            reader.rest_received(size)
         else:
-            at = core.copy(data)
+            at = reader.copy(data)
         if at < size:
             connection.data_received(bytes(data[at:]))
         connection.has_received = True
-        self._others = 0 if at or core.is_copying else self._others + 1
+        self._others = 0 if at or reader.is_copying else self._others + 1
         if self._others == _OTHER_READS:
             connection.receive_with(connection)
 

@@ -332,7 +332,7 @@ class HttpStreamBody:
             self._widen(buffer.reserved_ahead)
 
     def _consume(self, size: int) -> None:
-        if self._connection.core.consume(self._stream, size):
+        if self._connection.core.windows.consume(self._stream, size):
             self._connection.flush_soon()
 
     def _widen(self, ahead: int) -> None:
@@ -340,7 +340,7 @@ class HttpStreamBody:
         stream = self._stream
         short = stream.short_by(ahead)
         if short > 0 and 2 * stream.window <= ahead:
-            self._connection.core.grant(stream, short)
+            self._connection.core.windows.grant(stream, short)
             self._connection.flush_soon()
 
     async def _more(self, pace: TransferRateLimit) -> None:
