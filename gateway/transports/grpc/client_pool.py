@@ -287,8 +287,7 @@ class GrpcClientConnection(_CallStreams):
         elif self._closing_reason is not None or now - self.idle_since > keepalive_s:
             self.retire()
         self._retire_if_gone(now)
-        stuck = self.stuck_since
-        if stuck is not None and now - stuck > _WRITE_TIMEOUT_S:
+        if self.stall is not None and self.stall.idle_s(now) > _WRITE_TIMEOUT_S:
             self._closing_reason = f"the server read nothing for {_WRITE_TIMEOUT_S:g} s"
             self.abort()
 

@@ -39,7 +39,6 @@ from gateway.transports.grpc.messages import (
 from gateway.transports.grpc.method import Method
 from gateway.transports.grpc.server_messages import Http2ServerConnection, RequestMessages
 from gateway.transports.grpc.states import (
-    FINAL,
     OVER,
     RECEIVING,
     RESPONDING,
@@ -560,8 +559,7 @@ class ServerCall:
             core.reset(stream, frames.NO_ERROR)  # the rest of the request is not needed
             self._connection.flush_soon()
         stream.owner = None
-        if self._connection.state is FINAL and not core.streams:
-            self._connection.close_when_idle()
+        self._connection.lifecycle.on_call_ended()
 
 
 @accelerated

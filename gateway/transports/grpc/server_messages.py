@@ -14,8 +14,8 @@ from typing import Final, Protocol
 from gateway.ir.errors import DeadlineExceeded, GatewayError, MalformedMessage, Overloaded
 from gateway.transports.client_shares import ClientShares
 from gateway.transports.contract import ServerLimits
+from gateway.transports.grpc.connection_lifecycle import ConnectionLifecycle
 from gateway.transports.grpc.messages import PREFIX_BYTES, GrpcMessage, MessageReader
-from gateway.transports.grpc.states import GrpcConnectionState
 from gateway.transports.http2.connection import Http2Connection
 from gateway.transports.http2.frames import SMALL_FRAME_BYTES
 from gateway.transports.http2.streams import Http2Stream
@@ -30,7 +30,7 @@ class Http2ServerConnection(Protocol):
 
     core: Http2Connection
     client: ClientShares
-    state: GrpcConnectionState
+    lifecycle: ConnectionLifecycle
     is_flushing: bool
     loop: asyncio.AbstractEventLoop
 
@@ -39,9 +39,6 @@ class Http2ServerConnection(Protocol):
 
     def flush_soon(self) -> None:
         """Write the frames of the core in the next turn of the loop."""
-
-    def close_when_idle(self) -> None:
-        """Close a draining connection after its last call."""
 
 
 class RequestMessages:

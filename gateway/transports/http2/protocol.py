@@ -6,12 +6,12 @@ the core writes nothing, and data waits where it was created.
 
 import asyncio
 import threading
-from time import monotonic
 from typing import Any, Final
 
 from gateway.transports.http2.connection import Http2Connection
 from gateway.transports.http2.frames import Http2ConnectionError
 from gateway.transports.net.sockets import tune, unread_input
+from gateway.transports.net.write_drain import WriteStall
 from gateway.wire.http import Buffer
 
 READ_BYTES: Final = 256 * 1024
@@ -34,16 +34,13 @@ class Http2Protocol(asyncio.Protocol):
         fault: The connection error of the peer, if there was one.
         has_received: Whether data has arrived since a subclass has set it to False.
         is_flushing: Whether the output of the core will be written in the next turn of the loop.
+        stall: The write buffer while it is full; None while it is not.
         turn: Increases with each flush.
     """
 
     __slots__ = (
         "_has_large_reads",
         "_is_paused",
-        "_paused_bytes",
-        "_paused_since",
-        "_stuck_bytes",
-        "_stuck_since",
         "_waits_for_turn",
         "core",
         "fault",
@@ -51,6 +48,7 @@ class Http2Protocol(asyncio.Protocol):
         "is_flushing",
         "is_new",
         "loop",
+        "stall",
         "transport",
         "turn",
     )
@@ -67,10 +65,7 @@ class Http2Protocol(asyncio.Protocol):
         self.turn = 0
         self._has_large_reads = self._is_paused = False
         self._waits_for_turn = False
-        self._stuck_since: float | None = None
-        self._stuck_bytes = 0
-        self._paused_since = 0.0
-        self._paused_bytes = 0
+        self.stall: WriteStall | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Set the socket's options, and write the preface or SETTINGS."""
@@ -184,35 +179,14 @@ class Http2Protocol(asyncio.Protocol):
     def pause_writing(self) -> None:
         """Stop writing: the write buffer is full."""
         self.core.writer.is_paused = True
-        self._paused_since = self._stuck_since = monotonic()
-        self._stuck_bytes = self.transport.get_write_buffer_size() if self.transport else 0
-        self._paused_bytes = self._stuck_bytes
+        self.stall = WriteStall(self.transport)
 
     def resume_writing(self) -> None:
         """Write again: the write buffer is empty."""
         self.core.writer.is_paused = False
-        self._stuck_since = None
+        self.stall = None
         self.core.writer.pump()
         self.flush()
-
-    @property
-    def stuck_since(self) -> float | None:
-        """Since when the peer has read nothing, on the monotonic clock; None if it reads."""
-        if self._stuck_since is not None and self.transport is not None:
-            remaining = self.transport.get_write_buffer_size()
-            if remaining < self._stuck_bytes:
-                self._stuck_since, self._stuck_bytes = monotonic(), remaining
-        return self._stuck_since
-
-    def paused_s(self, now: float) -> float:
-        """Return for how many seconds the write buffer has been full."""
-        return 0.0 if self._stuck_since is None else now - self._paused_since
-
-    @property
-    def drained_bytes(self) -> int:
-        """How many bytes the peer has read since then."""
-        remaining = self.transport.get_write_buffer_size() if self.transport is not None else 0
-        return self._paused_bytes - remaining
 
     def close(self) -> None:
         """Close after the output is written. A second call does nothing."""
