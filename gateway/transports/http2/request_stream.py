@@ -31,6 +31,7 @@ from gateway.transports.http.request_body import (
     wait_for_body,
 )
 from gateway.transports.http.request_head import Head, Version
+from gateway.transports.http.response_writer import ResponseWriter
 from gateway.transports.http.states import HttpConnectionState
 from gateway.transports.http2 import frames
 from gateway.transports.http2.connection import Http2Connection
@@ -143,73 +144,67 @@ class StreamWriter:
         return size_of(self._stream.waiting or ())
 
 
-class Http2Exchange(Exchange):
-    """A request on a stream, until its response is written."""
-
-    __slots__ = ()
-
-    @staticmethod
-    def write_response(  # type: ignore[override]  # its transport is a stream
-        transport: StreamWriter,
-        response: HttpResponse,
-        keep: bool,  # noqa: ARG004  # a stream carries one request
-        version: Version,  # noqa: ARG004
-        varies: bool = False,
-        head_only: bool = False,
-    ) -> None:
-        """Write a complete *response*, with its exact length."""
-        if response.status in _BODILESS:
-            transport.head(_block(response), end=True)
-            return
-        size = size_of(response.body)
-        block = _block(response)
-        if response.body or not head_only:  # as in HTTP/1
-            block += literal(b"content-length", b"%d" % size)
-        if varies:
-            block += _VARIES
-        if head_only or not size:
-            transport.head(block, end=True)
-        else:
-            is_error = response.status >= _FIRST_ERROR
-            transport.complete(block, response.body, size, is_error=is_error)
-
-    @staticmethod
-    def write_stream_head(  # type: ignore[override]  # its transport is a stream
-        transport: StreamWriter,
-        response: HttpResponse,
-        keep: bool,  # noqa: ARG004  # a stream carries one request
-        version: Version,  # noqa: ARG004
-    ) -> None:
-        """Write the head of a streamed response."""
-        transport.head(_block(response))
-
-    @staticmethod
-    def write_part(  # type: ignore[override]  # its transport is a stream
-        transport: StreamWriter,
-        body: Iterable[Buffer],
-        version: Version,  # noqa: ARG004
-    ) -> None:
-        """Write one part of a streamed response; nothing when it is empty."""
-        buffers = [buffer for buffer in body if len(buffer)]
-        if buffers:
-            transport.data(buffers)
-
-    @staticmethod
-    def write_end(  # type: ignore[override]  # its transport is a stream
-        transport: StreamWriter,
-        version: Version,  # noqa: ARG004
-    ) -> None:
-        """Write the end of a streamed response."""
-        transport.end()
-
-    @staticmethod
-    def write_continue(transport: StreamWriter) -> None:  # type: ignore[override]
-        """Send "100 Continue" to a client that waits for it."""
-        transport.head(_CONTINUE)
+def write_response(
+    transport: StreamWriter,
+    response: HttpResponse,
+    _keep: bool,  # a stream carries one request
+    _version: Version,
+    varies: bool = False,
+    head_only: bool = False,
+) -> None:
+    """Write a complete *response*, with its exact length."""
+    if response.status in _BODILESS:
+        transport.head(_block(response), end=True)
+        return
+    size = size_of(response.body)
+    block = _block(response)
+    if response.body or not head_only:  # as in HTTP/1
+        block += literal(b"content-length", b"%d" % size)
+    if varies:
+        block += _VARIES
+    if head_only or not size:
+        transport.head(block, end=True)
+    else:
+        is_error = response.status >= _FIRST_ERROR
+        transport.complete(block, response.body, size, is_error=is_error)
 
 
-class HttpStreamBody:
-    """The body of a request, as it arrives on its stream."""
+def _write_stream_head(
+    transport: StreamWriter, response: HttpResponse, *, keep: bool, version: Version
+) -> None:
+    del keep, version
+    transport.head(_block(response))
+
+
+def _write_part(transport: StreamWriter, body: Iterable[Buffer], _version: Version) -> None:
+    buffers = [buffer for buffer in body if len(buffer)]
+    if buffers:
+        transport.data(buffers)
+
+
+def _write_end(transport: StreamWriter, _version: Version) -> None:
+    transport.end()
+
+
+def _write_continue(transport: StreamWriter) -> None:
+    transport.head(_CONTINUE)
+
+
+HTTP2: Final = ResponseWriter(
+    write_response, _write_stream_head, _write_part, _write_end, _write_continue
+)
+
+
+class HttpStream:
+    """A plain HTTP request: the `HttpConnection` and the `RequestReader` of its exchange.
+
+    Args:
+        connection: Its connection.
+        stream: Its stream.
+        head: Its header fields.
+        listener: The state of the listener.
+        body: The complete body; None if it has not arrived.
+    """
 
     should_close = False
     state: HttpConnectionState = states.OPEN  # that of the connection is HTTP/2's
@@ -246,7 +241,7 @@ class HttpStreamBody:
         self.responses_sent = 0
         self.client = connection.http_client
         self.cancel_exchange: Callable[[], None] | None = None
-        self.task: asyncio.Task[None] | None = None
+        self.task: asyncio.Task[None] | None = connection.loop.create_task(self._run())
 
     def abort(self) -> None:
         """Reset the stream."""
@@ -382,36 +377,13 @@ class HttpStreamBody:
         self.transport = None
         self._pieces.clear()
 
-
-class HttpStream(HttpStreamBody):
-    """A plain HTTP request: the `HttpConnection` and the `RequestReader` of its exchange.
-
-    Args:
-        connection: Its connection.
-        stream: Its stream.
-        head: Its header fields.
-        listener: The state of the listener.
-        body: The complete body; None if it has not arrived.
-    """
-
-    def __init__(
-        self,
-        connection: RequestStreamConnection,
-        stream: Http2Stream,
-        head: HttpStreamHead,
-        listener: ListenerState,
-        body: memoryview | None,
-    ) -> None:
-        super().__init__(connection, stream, head, listener, body)
-        self.task = connection.loop.create_task(self._run())
-
     async def _run(self) -> None:
         """Handle the request."""
         self._is_running = True
         self._connection.on_http_begin()
         CLIENT_MEMORY.set(self.client.memory)
         try:
-            await Http2Exchange(self._listener, self, self, self.task).run()
+            await Exchange(self._listener, self, self, self.task, HTTP2).run()
         except asyncio.CancelledError:
             self.abort()
             raise
@@ -419,9 +391,7 @@ class HttpStream(HttpStreamBody):
             if self.is_head_sent:
                 self.abort()  # a response that has started must not look complete
             else:
-                Http2Exchange.write_response(
-                    self._writer, failure(error), keep=False, version=self.version
-                )
+                write_response(self._writer, failure(error), False, self.version)
         finally:
             self.task = None  # which holds what ended it, and that this frame
             self._leave()
@@ -504,8 +474,6 @@ class HttpStream(HttpStreamBody):
         if head.length is None and self.buffered_body:
             return _with_body(head, len(self.buffered_body))
         return head
-
-    # -- the response
 
 
 def _with_body(head: Head, length: int | None) -> Head:
