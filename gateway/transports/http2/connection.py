@@ -169,11 +169,8 @@ class Http2Connection:
         self.reader = FrameReader(
             self,
             self.take_response if client else self.take_request,
-            self.streams,
-            self.windows,
-            self.flood_budget,
-            preface=b"" if client else frames.PREFACE,
-            block_bytes=header_bytes,
+            b"" if client else frames.PREFACE,
+            header_bytes,
         )
 
     def close(self) -> None:

@@ -43,10 +43,16 @@ class FrameEvents(Protocol):
     """What a connection does with frames. All methods are called from within `feed` or `copy`.
 
     Attributes:
+        flood_budget: Limits frames that carry nothing.
         has_settings: The peer has sent its SETTINGS.
+        streams: The streams that are not closed in both directions, by number.
+        windows: The windows of this side.
     """
 
+    flood_budget: FloodBudget
     has_settings: bool
+    streams: dict[int, Http2Stream]
+    windows: ReceiveWindows
 
     def on_payload(self, number: int, length: int) -> Http2Stream | None:
         """Count *length* against the windows; return the stream, None when it has ended."""
@@ -95,9 +101,6 @@ class FrameReader:
         take_stream: Handles a stream that has arrived completely.  Gets the data and where it
             begins; returns the position after the last frame that it has handled, or 0 if it did
             nothing.
-        streams: The streams that are not closed in both directions, by number.
-        windows: The windows of this side.
-        flood_budget: Limits frames that carry nothing.
         preface: The bytes that the peer sends first.
         block_bytes: The size limit of a header block.
 
@@ -113,18 +116,15 @@ class FrameReader:
         "_block_bytes",
         "_block_stream",
         "_events",
-        "_flood_budget",
         "_held",
         "_held_at",
         "_is_block_end",
         "_max_block",
         "_part",
         "_preface",
-        "_streams",
         "_take_stream",
         "_turn_end",
         "_turn_frames",
-        "_windows",
         "is_behind",
         "is_copying",
         "turn_s",
@@ -134,18 +134,11 @@ class FrameReader:
         self,
         events: FrameEvents,
         take_stream: Callable[[bytes, int], int],
-        streams: dict[int, Http2Stream],
-        windows: ReceiveWindows,
-        flood_budget: FloodBudget,
-        *,
         preface: bytes,
         block_bytes: int,
     ) -> None:
         self._events = events
         self._take_stream = take_stream
-        self._streams = streams
-        self._windows = windows
-        self._flood_budget = flood_budget
         self._preface = preface
         self._max_block = block_bytes
         self._held = b""
@@ -355,14 +348,14 @@ class FrameReader:
                 raise Http2ConnectionError(
                     frames.PROTOCOL_ERROR, "the padding of a frame is too long"
                 )
-            self._flood_budget.charge(1)
+            self._events.flood_budget.charge(1)
             if stream is not None:
-                self._windows.grant(stream, padding + 1)
-                self._windows.consume(stream, padding + 1)
+                self._events.windows.grant(stream, padding + 1)
+                self._events.windows.consume(stream, padding + 1)
             begin += 1
             length -= padding + 1
         if not length and not end:
-            self._flood_budget.charge(1)
+            self._events.flood_budget.charge(1)
         stop = begin + length
         if stop + padding <= len(data):
             if stream is not None:
@@ -376,7 +369,7 @@ class FrameReader:
 
         The rest of an incomplete frame comes first.
         """
-        stream = self._streams.get(number)
+        stream = self._events.streams.get(number)
         _, rest, padding, end = self._part
         if stream is not None and not padding:
             stop, rest, end = self._events.copy_content(stream, data, at, rest, end=end)
@@ -411,8 +404,8 @@ class FrameReader:
         At least `_DIRECT` bytes fit into it, because many small reads would cost more than a copy.
         """
         number, rest, padding, end = self._part
-        stream = None if self._held or padding or rest < _DIRECT else self._streams.get(number)
-        if stream is None:
+        stream = self._events.streams.get(number)
+        if stream is None or self._held or padding or rest < _DIRECT:
             return None
         room = self._events.room(stream)
         if room is None or (end and rest <= len(room)) or len(room) < _DIRECT:
@@ -424,7 +417,7 @@ class FrameReader:
         number, rest, _, end = self._part
         rest -= size
         self._part = (number, rest, 0, end) if rest else _NO_PART
-        self._events.on_copied(self._streams[number], size, rest)
+        self._events.on_copied(self._events.streams[number], size, rest)
 
     def _more_data(self, data: bytes, at: int) -> int:
         """Parse the continuation of a DATA frame; return the position in *data*."""
@@ -433,7 +426,7 @@ class FrameReader:
         if not number:
             return at
         stop = min(len(data), at + length)
-        stream = self._streams.get(number)
+        stream = self._events.streams.get(number)
         available = stop - at
         whole = available == length
         if stream is not None and (available or (whole and end)):  # after them only padding is left
@@ -474,7 +467,7 @@ class FrameReader:
             raise Http2ConnectionError(
                 frames.ENHANCE_YOUR_CALM, "a header block has too many fragments or bytes"
             )
-        self._flood_budget.charge(1)
+        self._events.flood_budget.charge(1)
         if flags & frames.END_HEADERS:
             whole, self._block, self._block_stream = b"".join(self._block), [], 0
             self._events.on_block(number, whole, end=self._is_block_end)

@@ -9,7 +9,7 @@ Source: RFC 9113 8.
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from email.utils import formatdate
 from functools import lru_cache
 from typing import Any, Final, Protocol
@@ -99,31 +99,56 @@ class StreamWriter:
         state = self._stream.state
         return state is HALF_CLOSED_REMOTE or state is OPEN
 
-    def head(self, block: bytes, *, end: bool = False) -> None:
-        """Write header fields, with *end* as the last of the stream."""
+    def response(
+        self,
+        response: HttpResponse,
+        _keep: bool,  # a stream carries one request
+        _version: Version,
+        varies: bool = False,
+        head_only: bool = False,
+    ) -> None:
+        """Write a complete *response*, with its exact length."""
+        if response.status in _BODILESS:
+            self._head(_block(response), end=True)
+            return
+        size = size_of(response.body)
+        block = _block(response)
+        if response.body or not head_only:  # as in HTTP/1
+            block += literal(b"content-length", b"%d" % size)
+        if varies:
+            block += _VARIES
+        if head_only or not size:
+            self._head(block, end=True)
+        elif self.is_open:
+            core, stream = self._connection.core, self._stream
+            remaining = core.flood_budget.remaining
+            core.writer.send(stream, block, response.body, None, size)
+            # A rejected request earns no refund. An end that waits for a window will be refunded.
+            if response.status >= _FIRST_ERROR:
+                core.flood_budget.remaining = remaining - RESPONSE_REFUND * stream.has_pending_end
+            self._connection.flush_soon()
+
+    def head(self, response: HttpResponse, **_: object) -> None:
+        """Write the head of a streamed response."""
+        self._head(_block(response))
+
+    def proceed(self) -> None:
+        """Send "100 Continue" to a client that waits for it."""
+        self._head(_CONTINUE)
+
+    def _head(self, block: bytes, *, end: bool = False) -> None:
         if self.is_open:
             self._connection.core.writer.head(self._stream, block, end=end)
             self._connection.flush_soon()
 
-    def data(self, buffers: Sequence[Buffer]) -> None:
-        """Write a part of the body, as far as the windows of the client allow."""
-        if self.is_open:
+    def part(self, body: Iterable[Buffer], _version: Version) -> None:
+        """Write a part of a streamed response, as far as the windows of the client allow."""
+        buffers = [buffer for buffer in body if len(buffer)]
+        if buffers and self.is_open:
             self._connection.core.writer.data(self._stream, buffers)
             self._connection.flush_soon()
 
-    def complete(
-        self, block: bytes, buffers: Sequence[Buffer], size: int, *, is_error: bool = False
-    ) -> None:
-        """Write all of a response. That to a rejected request earns no refund."""
-        if self.is_open:
-            core, stream = self._connection.core, self._stream
-            remaining = core.flood_budget.remaining
-            core.writer.send(stream, block, buffers, None, size)
-            if is_error:  # an end that waits for a window will be refunded
-                core.flood_budget.remaining = remaining - RESPONSE_REFUND * stream.has_pending_end
-            self._connection.flush_soon()
-
-    def end(self) -> None:
+    def end(self, _version: Version | None = None) -> None:
         """End the stream after what waits."""
         if self.is_open:
             self._connection.core.writer.end(self._stream, None)
@@ -144,54 +169,12 @@ class StreamWriter:
         return size_of(self._stream.waiting or ())
 
 
-def write_response(
-    transport: StreamWriter,
-    response: HttpResponse,
-    _keep: bool,  # a stream carries one request
-    _version: Version,
-    varies: bool = False,
-    head_only: bool = False,
-) -> None:
-    """Write a complete *response*, with its exact length."""
-    if response.status in _BODILESS:
-        transport.head(_block(response), end=True)
-        return
-    size = size_of(response.body)
-    block = _block(response)
-    if response.body or not head_only:  # as in HTTP/1
-        block += literal(b"content-length", b"%d" % size)
-    if varies:
-        block += _VARIES
-    if head_only or not size:
-        transport.head(block, end=True)
-    else:
-        is_error = response.status >= _FIRST_ERROR
-        transport.complete(block, response.body, size, is_error=is_error)
-
-
-def _write_stream_head(
-    transport: StreamWriter, response: HttpResponse, *, keep: bool, version: Version
-) -> None:
-    del keep, version
-    transport.head(_block(response))
-
-
-def _write_part(transport: StreamWriter, body: Iterable[Buffer], _version: Version) -> None:
-    buffers = [buffer for buffer in body if len(buffer)]
-    if buffers:
-        transport.data(buffers)
-
-
-def _write_end(transport: StreamWriter, _version: Version) -> None:
-    transport.end()
-
-
-def _write_continue(transport: StreamWriter) -> None:
-    transport.head(_CONTINUE)
-
-
 HTTP2: Final = ResponseWriter(
-    write_response, _write_stream_head, _write_part, _write_end, _write_continue
+    StreamWriter.response,
+    StreamWriter.head,
+    StreamWriter.part,
+    StreamWriter.end,
+    StreamWriter.proceed,
 )
 
 
@@ -391,7 +374,7 @@ class HttpStream:
             if self.is_head_sent:
                 self.abort()  # a response that has started must not look complete
             else:
-                write_response(self._writer, failure(error), False, self.version)
+                self._writer.response(failure(error), False, self.version)
         finally:
             self.task = None  # which holds what ended it, and that this frame
             self._leave()
