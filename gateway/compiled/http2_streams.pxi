@@ -52,7 +52,8 @@ cdef class _StreamFields:
 
     cdef object _receiver, _writer, _stream, _budget, _failure, _partial, _read_call_block
     cdef object _open, _half_local, _half_remote, _closed, _remote_ended, _end
-    cdef Py_ssize_t _max_block, _has_settings, _streams, _window, _heads, _has_heads, _events, _writer_at
+    cdef Py_ssize_t _blocks, _max_block, _has_settings, _streams, _windows, _window, _heads, _has_heads
+    cdef Py_ssize_t _events, _writer_at
     cdef Py_ssize_t _last, _is_accepting, _max_streams, _read_block, _read_head, _table
     cdef Py_ssize_t _initial, _room, _is_paused, _has_shrunk, _out, _flood_budget, _open_streams, _remaining
     cdef Py_ssize_t _number, _owner, _stream_room, _stream_window, _left, _state, _expected, _waiting
@@ -65,7 +66,9 @@ cdef class _StreamFields:
         from gateway.transports.http2.connection import Http2Connection
         from gateway.transports.http2.flood_control import FloodBudget
         from gateway.transports.http2.frames import Http2StreamError
+        from gateway.transports.http2.hpack import HeaderBlockReader
         from gateway.transports.http2.streams import Http2Stream, Http2StreamWriter
+        from gateway.transports.http2.windows import ReceiveWindows
 
         self._receiver, self._writer, self._stream = Http2Connection, Http2StreamWriter, Http2Stream
         self._budget, self._failure = FloodBudget, Http2StreamError
@@ -73,15 +76,16 @@ cdef class _StreamFields:
         self._open, self._closed = states.OPEN, states.CLOSED
         self._half_local, self._half_remote = states.HALF_CLOSED_LOCAL, states.HALF_CLOSED_REMOTE
         self._remote_ended, self._end = states.REMOTE_ENDED, states.Http2StreamEvent.RECEIVE_END
-        self._max_block = _offset(Http2Connection, "max_block")
+        self._blocks, self._windows = _offset(Http2Connection, "_blocks"), _offset(Http2Connection, "windows")
         self._has_settings = _offset(Http2Connection, "has_settings")
-        self._streams, self._window = _offset(Http2Connection, "streams"), _offset(Http2Connection, "_window")
-        self._heads, self._has_heads = _offset(Http2Connection, "_heads"), _offset(Http2Connection, "_has_heads")
+        self._streams, self._window = _offset(Http2Connection, "streams"), _offset(ReceiveWindows, "left")
+        self._max_block = _offset(HeaderBlockReader, "max_block")
+        self._heads, self._has_heads = _offset(HeaderBlockReader, "_heads"), _offset(HeaderBlockReader, "_has_heads")
         self._events, self._writer_at = _offset(Http2Connection, "_receiver"), _offset(Http2Connection, "writer")
         self._last, self._is_accepting = _offset(Http2Connection, "last"), _offset(Http2Connection, "_is_accepting")
-        self._max_streams, self._table = _offset(Http2Connection, "_max_streams"), _offset(Http2Connection, "_table")
-        self._read_block = _offset(Http2Connection, "_read_block")
-        self._read_head = _offset(Http2Connection, "_read_head")
+        self._max_streams, self._table = _offset(Http2Connection, "_max_streams"), _offset(HeaderBlockReader, "_table")
+        self._read_block = _offset(HeaderBlockReader, "_read_block")
+        self._read_head = _offset(HeaderBlockReader, "_read_head")
         self._initial, self._room = _offset(Http2StreamWriter, "initial_window"), _offset(Http2StreamWriter, "_room")
         self._is_paused = _offset(Http2StreamWriter, "is_paused")
         self._has_shrunk, self._out = _offset(Http2StreamWriter, "has_shrunk"), _offset(Http2StreamWriter, "_out")
@@ -132,16 +136,16 @@ cdef object _content(bytes data, Py_ssize_t begin, Py_ssize_t stop):
     return memoryview(data)[begin:stop]
 
 
-cdef object _fresh_head(core, _StreamFields of, bytes block):
-    """Return the head that a block is; as `gateway.transports.http2.connection.Http2Connection._fresh_head`."""
-    cdef tuple before = <tuple?>_field(core, of._table)
+cdef object _fresh_head(blocks, _StreamFields of, bytes block):
+    """Return the head that a block is; as `gateway.transports.http2.hpack.HeaderBlockReader.read` without a cached one."""
+    cdef tuple before = <tuple?>_field(blocks, of._table)
     cdef tuple found, limits
     head = None
-    read_block = _field(core, of._read_block)
+    read_block = _field(blocks, of._read_block)
     if read_block is None:
-        found = _decode_block(block, before, _field(core, of._max_block))
+        found = _decode_block(block, before, _field(blocks, of._max_block))
         if found is None:
-            found = <tuple?>_python_version("decode_block")(block, before, _field(core, of._max_block))
+            found = <tuple?>_python_version("decode_block")(block, before, _field(blocks, of._max_block))
         fields, table = found[0], found[1]
     else:
         found = None
@@ -151,17 +155,17 @@ cdef object _fresh_head(core, _StreamFields of, bytes block):
         if found is None:
             found = <tuple?>read_block(block, before)
         head, fields, table = found[0], found[1], found[2]
-    _set_field(core, of._table, table)
+    _set_field(blocks, of._table, table)
     if head is None:
-        head = _field(core, of._read_head)(fields)
+        head = _field(blocks, of._read_head)(fields)
     if table is not before:  # until then, equal bytes mean equal fields
-        if _field(core, of._has_heads):
-            _set_field(core, of._has_heads, False)
-            _field(core, of._heads).clear()
+        if _field(blocks, of._has_heads):
+            _set_field(blocks, of._has_heads, False)
+            _field(blocks, of._heads).clear()
     elif not isinstance(head, of._failure):
-        heads = _field(core, of._heads)
+        heads = _field(blocks, of._heads)
         if heads.should_admit(block):
-            _set_field(core, of._has_heads, True)
+            _set_field(blocks, of._has_heads, True)
             heads.put(block, head)
     return head
 
@@ -179,10 +183,11 @@ def take_request(self, bytes data not None, Py_ssize_t at):
     cdef _Whole whole
     cdef Py_ssize_t length, window
     of._check(self)
-    if not _read_whole(data, at, _field(self, of._max_block), &whole):
+    blocks, windows = _field(self, of._blocks), _field(self, of._windows)
+    if not _read_whole(data, at, _field(blocks, of._max_block), &whole):
         return 0
     length = whole.stop - whole.begin
-    window = <Py_ssize_t>_field(self, of._window) - length
+    window = <Py_ssize_t>_field(windows, of._window) - length
     streams = _field(self, of._streams)
     if (
         whole.tail is not NULL
@@ -197,14 +202,14 @@ def take_request(self, bytes data not None, Py_ssize_t at):
         return 0
     number = whole.number
     block = PyBytes_FromStringAndSize(<const char*>whole.block, whole.block_bytes)
-    head = _field(self, of._heads).get(block) if _field(self, of._has_heads) else None
+    head = _field(blocks, of._heads).get(block) if _field(blocks, of._has_heads) else None
     if head is None:
-        head = _fresh_head(self, of, block)
+        head = _fresh_head(blocks, of, block)
         if isinstance(head, of._failure):
             self._head(number, head, end=False)
             return whole.begin - _HEAD_BYTES
     _set_field(self, of._last, number)
-    _set_field(self, of._window, window)
+    _set_field(windows, of._window, window)
     room = _field(_field(self, of._writer_at), of._initial)
     stream = of._new(number, room, _WINDOW_BYTES - length, None, of._half_remote)
     (<dict>streams)[number] = stream
@@ -220,10 +225,11 @@ def take_response(self, bytes data not None, Py_ssize_t at):
     cdef _Whole whole
     cdef Py_ssize_t length, window
     of._check(self)
-    if not _read_whole(data, at, _field(self, of._max_block), &whole) or whole.tail is NULL:
+    blocks, windows = _field(self, of._blocks), _field(self, of._windows)
+    if not _read_whole(data, at, _field(blocks, of._max_block), &whole) or whole.tail is NULL:
         return 0
     length = whole.stop - whole.begin
-    window = <Py_ssize_t>_field(self, of._window) - length
+    window = <Py_ssize_t>_field(windows, of._window) - length
     number = whole.number
     streams = _field(self, of._streams)
     stream = (<dict>streams).get(number)
@@ -240,20 +246,20 @@ def take_response(self, bytes data not None, Py_ssize_t at):
         return 0
     block = PyBytes_FromStringAndSize(<const char*>whole.block, whole.block_bytes)
     last = PyBytes_FromStringAndSize(<const char*>whole.tail, whole.tail_bytes)
-    heads = _field(self, of._heads).get
+    heads = _field(blocks, of._heads).get
     head, tail = heads(block), heads(last)
     if head is None:
-        head = _fresh_head(self, of, block)
+        head = _fresh_head(blocks, of, block)
         if isinstance(head, of._failure):
             self._head(number, head, end=False)
             return whole.begin - _HEAD_BYTES
         tail = heads(last)  # the table of fields may have changed
     if tail is None:
-        tail = _fresh_head(self, of, last)
+        tail = _fresh_head(blocks, of, last)
         if isinstance(tail, of._failure):
             self._head(number, tail, end=True)
             return whole.end
-    _set_field(self, of._window, window)
+    _set_field(windows, of._window, window)
     if state is of._half_local:  # its window does not matter any more
         _set_field(stream, of._state, of._closed)
         del (<dict>streams)[number]

@@ -22,10 +22,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.transports.http2 import frames
-from gateway.transports.http2.connection import STREAM_WINDOW, Http2Connection
+from gateway.transports.http2.connection import Http2Connection
 from gateway.transports.http2.frames import MissingPseudoHeaders
 from gateway.transports.http2.hpack import Field, literal
 from gateway.transports.http2.streams import Http2Stream
+from gateway.transports.http2.windows import STREAM_WINDOW
 from tests.fakes import FrameByFrame
 
 FIELDS = [(":method", "POST"), (":scheme", "http"), (":path", "/a"), (":authority", "h")]
@@ -86,7 +87,7 @@ class Echo(FrameByFrame):
         self.core = Http2Connection(
             self, self._read, client=client, streams=100, header_bytes=16_384
         )
-        self.core.turn_s = math.inf  # all is read at once
+        self.core.reader.turn_s = math.inf  # all is read at once
 
     def _read(self, fields: Sequence[Field]) -> Any:
         if not self._client and not any(name[:1] == b":" for name, _ in fields):
@@ -108,7 +109,7 @@ class Echo(FrameByFrame):
                 body = self.bodies[stream.number]
                 self.core.writer.send(stream, RESPONSE, [body[:7], body[7:]], TRAILERS)
         else:
-            self.core.grant(stream, STREAM_WINDOW - stream.window)
+            self.core.windows.grant(stream, STREAM_WINDOW - stream.window)
 
     def on_reset(self, stream: Http2Stream, code: int) -> bool:
         if stream.number not in self.ended_streams:
@@ -153,7 +154,7 @@ class Pair:
             self._send_more()
             back = self.theirs.data_to_send()
             for at in range(0, len(back), self.piece):
-                self.ours.core.feed(back[at : at + self.piece])
+                self.ours.core.reader.feed(back[at : at + self.piece])
             self.ours.core.flood_budget.refill()
             if not out and not back:
                 return

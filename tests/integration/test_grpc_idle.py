@@ -12,9 +12,10 @@ import pytest
 
 from gateway.transports.connection_count import ConnectionCount
 from gateway.transports.contract import MemoryBudget, ServerLimits
-from gateway.transports.grpc import server_connection
+from gateway.transports.grpc import connection_lifecycle
 from gateway.transports.grpc.admission import CallAdmission
-from gateway.transports.grpc.server_connection import GrpcServerConnection, OpenConnections
+from gateway.transports.grpc.connection_lifecycle import ConnectionLifecycle, OpenConnections
+from gateway.transports.grpc.server_connection import GrpcServerConnection
 from gateway.transports.grpc.states import OPEN
 from gateway.transports.http2 import frames
 from tests.integration.grpc_echo import Answers, echo
@@ -31,7 +32,7 @@ HALF_A_BLOCK = frames.frame(frames.HEADERS, frames.END_STREAM, 1, b"\x82")
 class Connected:
     """A connection, seen from both ends."""
 
-    server: GrpcServerConnection
+    server: ConnectionLifecycle
     open: OpenConnections
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
@@ -60,7 +61,6 @@ async def connected() -> AsyncIterator[Connected]:
     while await frame_of(reader) != (frames.PING, 0, b"12345678"):
         pass
     (connection,) = found.members
-    assert isinstance(connection, GrpcServerConnection)
     yield Connected(connection, found, reader, writer)
     writer.close()
     server.close()
@@ -118,7 +118,7 @@ async def test_idle_connection_gets_goaway_after_keepalive(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The server checks it again when `keepalive` is over."""
-    monkeypatch.setattr(server_connection, "_IDLE_AFTER_S", 0.0)
+    monkeypatch.setattr(connection_lifecycle, "_IDLE_AFTER_S", 0.0)
     async with served(Answers(echo), keepalive_s=0.3) as server:
         started_s = monotonic()
         assert frames.goaway(0, 0) in await exchange(server.address, PREFACE)

@@ -321,7 +321,7 @@ async def test_unread_numbered_responses_count_in_the_budget() -> None:
         await eventually(lambda: running.budget.used_bytes >= MOST)
         (connection,) = running.server._listener.connections
         assert isinstance(connection, StreamConnection)
-        await eventually(lambda: not connection._is_writable.is_set())
+        await eventually(connection._writer.is_blocked)
         used = running.budget.used_bytes
         found = [await raw.numbered() for _ in range(size)]
         await raw.close()
@@ -342,7 +342,7 @@ async def test_unread_responses_pause_further_requests() -> None:
         await eventually(lambda: bool(running.server._listener.connections))
         (connection,) = running.server._listener.connections
         assert isinstance(connection, StreamConnection)
-        await eventually(lambda: not connection._is_writable.is_set())
+        await eventually(connection._writer.is_blocked)
         await raw.send(b"".join(numbered(n, b"x") for n in range(1, 6)))
         await eventually(lambda: connection.in_flight == 6)
         call_count = frontend.call_count

@@ -15,12 +15,13 @@ from gateway.concurrency.timeouts import TimerWheel
 from gateway.ir.errors import GatewayError
 from gateway.transports.connection_count import ConnectionCount
 from gateway.transports.contract import HttpMount, ServerLimits
-from gateway.transports.grpc import server_connection as grpc_connection
+from gateway.transports.grpc import connection_lifecycle
 from gateway.transports.grpc import states as grpc
 from gateway.transports.grpc.admission import CallAdmission
+from gateway.transports.grpc.connection_lifecycle import ConnectionLifecycle, OpenConnections
 from gateway.transports.grpc.method import Method
 from gateway.transports.grpc.server_call import ServerCall
-from gateway.transports.grpc.server_connection import GrpcServerConnection, OpenConnections
+from gateway.transports.grpc.server_connection import GrpcServerConnection
 from gateway.transports.http import states as http
 from gateway.transports.http.cut_through import cut_through_limiter
 from gateway.transports.http.interfaces import ListenerState
@@ -118,7 +119,7 @@ class _Side:
         data = b"".join(bytes(each) for each in other.core.out)
         other.core.out.clear()
         if data:
-            self.core.feed(data)
+            self.core.reader.feed(data)
 
     def on_settings(self) -> None: ...
 
@@ -129,11 +130,11 @@ class _Side:
         self, stream: Http2Stream, _head: Any, view: memoryview, _tail: Any
     ) -> None:
         self.known.append(stream)
-        self.core.consume(stream, len(view))
+        self.core.windows.consume(stream, len(view))
 
     def on_data(self, stream: Http2Stream, view: memoryview, *, end: bool) -> None:
-        self.core.consume(stream, len(view))
-        self.core.grant(stream, len(view))
+        self.core.windows.consume(stream, len(view))
+        self.core.windows.grant(stream, len(view))
 
     def body_room(self, _stream: Http2Stream) -> memoryview | None:
         return None
@@ -175,7 +176,7 @@ class _Side:
         elif step == "reset" and drawn.random() < 0.3:
             core.reset(stream, frames.CANCEL)
         elif step == "grant":
-            core.grant(stream, size)
+            core.windows.grant(stream, size)
 
 
 _HEAD = literal(b":status", b"200")
@@ -395,7 +396,7 @@ async def _walk_grpc(drawn: random.Random) -> None:
     }
     errors: list[GatewayError] = []
     connection = GrpcServerConnection(methods, LIMITS, found, admission, errors.append, 3600.0)
-    peer, loop, born = Peer(connection), asyncio.get_running_loop(), connection._born
+    peer, loop, born = Peer(connection), asyncio.get_running_loop(), connection.lifecycle._born
     numbers = iter(range(1, 1000, 2))
     used: list[int] = []
     window = frames.settings([(frames.INITIAL_WINDOW_SIZE, drawn.choice((60, 65_535)))])
@@ -434,8 +435,8 @@ async def _walk_grpc(drawn: random.Random) -> None:
 
     def sweep() -> None:
         now = born + loop.time()
-        connection.sweep(now)
-        connection.become_idle(now)
+        connection.lifecycle.sweep(now)
+        connection.lifecycle.become_idle(now)
 
     await Walk(peer, drawn).run(
         [
@@ -449,8 +450,8 @@ async def _walk_grpc(drawn: random.Random) -> None:
             sweep,
             peer.pause,
             peer.resume,
-            lambda: connection.announce_close() if drawn.random() < 0.2 else None,
-            lambda: connection.cancel_calls() if drawn.random() < 0.1 else None,
+            lambda: connection.lifecycle.announce_close() if drawn.random() < 0.2 else None,
+            lambda: connection.lifecycle.cancel_calls() if drawn.random() < 0.1 else None,
             lambda: peer.abort() if drawn.random() < 0.1 else None,
         ],
         drawn.choice((5, 10, 20)),
@@ -467,14 +468,14 @@ def test_a_grpc_connection_and_its_calls_move_by_the_rows_of_their_tables(
     """A connection that is lost, and a call that is over, hold no slot, memory, timer or task."""
     calls = Rows(grpc.TRANSITIONS, grpc.GrpcCallEvent)
     connections = Rows(grpc.CONNECTION_TRANSITIONS)
-    monkeypatch.setattr(grpc_connection, "CONNECTION_TRANSITIONS", connections)
+    monkeypatch.setattr(connection_lifecycle, "CONNECTION_TRANSITIONS", connections)
     monkeypatch.setattr(
         ServerCall, "_state", WatchedState(ServerCall, "_state", calls, [grpc.RECEIVING])
     )
     monkeypatch.setattr(
-        GrpcServerConnection,
+        ConnectionLifecycle,
         "state",
-        WatchedState(GrpcServerConnection, "state", connections, [grpc.OPEN]),
+        WatchedState(ConnectionLifecycle, "state", connections, [grpc.OPEN]),
     )
     walk(_walk_grpc, 200)
     assert set(grpc.TRANSITIONS) == calls.used

@@ -60,7 +60,7 @@ def call_unary(
             data = sock.recv(_READ_BYTES)
             if not data:
                 return None
-            core.feed(data)
+            core.reader.feed(data)
     except Http2ConnectionError:
         return None
     finally:

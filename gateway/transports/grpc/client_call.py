@@ -14,9 +14,10 @@ from gateway.transports.grpc.compression import decompress_message
 from gateway.transports.grpc.headers import GrpcResponseHead, status_of_http
 from gateway.transports.grpc.messages import GrpcMessage, MessageReader, whole_message
 from gateway.transports.http2 import frames
-from gateway.transports.http2.connection import STREAM_WINDOW, Http2Connection
+from gateway.transports.http2.connection import Http2Connection
 from gateway.transports.http2.states import CLOSED
 from gateway.transports.http2.streams import Http2Stream
+from gateway.transports.http2.windows import STREAM_WINDOW
 from gateway.transports.reservation import Reservation
 from gateway.wire.grpc import GrpcResponse, GrpcStatus
 
@@ -391,14 +392,14 @@ class ClientCall(Struct, eq=False):
         stream = self.stream
         short = stream.short_by(min(reader.missing, held.size_bytes - reader.filled))
         if short > 0:
-            self.connection.core.grant(stream, short)
+            self.connection.core.windows.grant(stream, short)
             self.connection.flush_soon()
         self._consume(stream.unread)
         if not reader.missing:
             self._reservation = None  # the message holds the reservation
 
     def _consume(self, size: int) -> None:
-        if self.connection.core.consume(self.stream, size):
+        if self.connection.core.windows.consume(self.stream, size):
             self.connection.flush_soon()
 
     def _widen(self) -> None:
@@ -411,7 +412,7 @@ class ClientCall(Struct, eq=False):
         self._consume(stream.unread)
         if self._reader is not None and self._reader.missing:
             self._reserve(self._reader)
-        elif self.connection.core.replenish(stream):
+        elif self.connection.core.windows.replenish(stream):
             self.connection.flush_soon()
 
     def _on_messages(self) -> None:

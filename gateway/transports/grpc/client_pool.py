@@ -44,34 +44,7 @@ _SWEEP_S: Final = 1.0
 _WRITE_TIMEOUT_S: Final = 30.0
 
 
-class _CallStreams(Http2Protocol):
-    """Passes the events of streams to the calls that own them."""
-
-    __slots__ = ()
-
-    def _calls(self) -> list[ClientCall]:
-        return [stream.owner for stream in self.core.streams.values()]
-
-    def on_data(self, stream: Http2Stream, view: memoryview, *, end: bool) -> None:
-        """Pass a part of a response to its call."""
-        stream.owner.on_data(view, end=end)
-
-    def body_room(self, stream: Http2Stream) -> memoryview | None:
-        """Return where the next data of a large response belong."""
-        room: memoryview | None = stream.owner.body_room()
-        return room
-
-    def on_data_copied(self, stream: Http2Stream, size: int) -> None:
-        """Tell the call that its data were copied."""
-        stream.owner.on_data_copied(size)
-
-    def on_writable(self, stream: Http2Stream) -> None:
-        """Let a call send more of its request."""
-        if stream.owner is not None:
-            stream.owner.on_writable()
-
-
-class GrpcClientConnection(_CallStreams):
+class GrpcClientConnection(Http2Protocol):
     """A connection to an upstream.
 
     Args:
@@ -177,6 +150,9 @@ class GrpcClientConnection(_CallStreams):
             gone_at = now + ACKNOWLEDGED_WITHIN_S
             self.loop.call_later(ACKNOWLEDGED_WITHIN_S, self._retire_if_gone, gone_at)
 
+    def _calls(self) -> list[ClientCall]:
+        return [stream.owner for stream in self.core.streams.values()]
+
     # -- for the protocol
 
     def is_foreign(self, data: bytes) -> bool:
@@ -241,6 +217,24 @@ class GrpcClientConnection(_CallStreams):
         if end:
             self._pool.on_call_ended(self)
 
+    def on_data(self, stream: Http2Stream, view: memoryview, *, end: bool) -> None:
+        """Pass a part of a response to its call."""
+        stream.owner.on_data(view, end=end)
+
+    def body_room(self, stream: Http2Stream) -> memoryview | None:
+        """Return where the next data of a large response belong."""
+        room: memoryview | None = stream.owner.body_room()
+        return room
+
+    def on_data_copied(self, stream: Http2Stream, size: int) -> None:
+        """Tell the call that its data were copied."""
+        stream.owner.on_data_copied(size)
+
+    def on_writable(self, stream: Http2Stream) -> None:
+        """Let a call send more of its request."""
+        if stream.owner is not None:
+            stream.owner.on_writable()
+
     def on_reset(self, stream: Http2Stream, code: int) -> bool:
         """Fail a call whose stream the server has reset."""
         stream.owner.on_reset(code)
@@ -287,8 +281,7 @@ class GrpcClientConnection(_CallStreams):
         elif self._closing_reason is not None or now - self.idle_since > keepalive_s:
             self.retire()
         self._retire_if_gone(now)
-        stuck = self.stuck_since
-        if stuck is not None and now - stuck > _WRITE_TIMEOUT_S:
+        if self.stall is not None and self.stall.idle_s(now) > _WRITE_TIMEOUT_S:
             self._closing_reason = f"the server read nothing for {_WRITE_TIMEOUT_S:g} s"
             self.abort()
 
@@ -369,7 +362,7 @@ class GrpcConnectionPool:
                 return self.find(now)
             core = connection.core
             streams = len(core.streams)
-            if streams < _STREAMS and streams < core.peer_streams and connection.is_open():
+            if streams < _STREAMS and streams < core.writer.peer_streams and connection.is_open():
                 return connection
         return None
 

@@ -198,5 +198,5 @@ class WaitingCall:
         self._stream.owner = None
         self._parts.clear()
         if self._stream.unread:
-            self._connection.core.consume(self._stream, self._stream.unread)
+            self._connection.core.windows.consume(self._stream, self._stream.unread)
             self._connection.flush_soon()

@@ -19,9 +19,10 @@ from gateway.transports.connection_count import ConnectionCount
 from gateway.transports.contract import GrpcMount, MemoryBudget, ServerLimits
 from gateway.transports.grpc.address import bound_address, host_and_port, require_free
 from gateway.transports.grpc.admission import CallAdmission
+from gateway.transports.grpc.connection_lifecycle import OpenConnections
 from gateway.transports.grpc.identification import CallIdentification
 from gateway.transports.grpc.method import Method
-from gateway.transports.grpc.server_connection import GrpcServerConnection, OpenConnections
+from gateway.transports.grpc.server_connection import GrpcServerConnection
 from gateway.transports.grpc.states import IDLE
 from gateway.transports.http.interfaces import ListenerState
 from gateway.transports.net.accept_backlog import drain_accept_queue
@@ -173,14 +174,14 @@ class GrpcServer:
     def drain_unverified(self, authorities: Authorities) -> None:
         """Send GOAWAY to clients that *authorities* do not verify; their calls finish."""
         for connection in list(self._open.members):
-            if not authorities.verify(connection.transport):
+            if not authorities.verify(connection.socket.transport):
                 connection.announce_close()
 
     def announce_close(self) -> None:
         """Send GOAWAY on each connection that has had a call; new ones are still accepted."""
         self._is_leaving = True
         for connection in list(self._open.members):
-            if connection.core.last:
+            if connection.socket.core.last:
                 connection.announce_close()
 
     async def drain(self, timeout_s: float) -> None:
@@ -224,7 +225,7 @@ class GrpcServer:
         if tasks:
             await asyncio.wait(tasks, timeout=_CLOSE_GRACE_S)
         for connection in list(self._open.members):
-            connection.abort()
+            connection.socket.abort()
         if self._socket is not None:
             self._socket.remove()
 
@@ -259,7 +260,8 @@ class GrpcServer:
                 if connection.state is IDLE and connection.idle_until <= now:
                     connection.become_active()
         for connection in list(self._open.active):
-            if is_full or connection.core.streams or (looks_for_heads and not connection.is_idle()):
+            has_calls = bool(connection.socket.core.streams)
+            if is_full or has_calls or (looks_for_heads and not connection.is_idle()):
                 connection.sweep(now)
             if is_full:
                 connection.become_idle(now)

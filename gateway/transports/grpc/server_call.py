@@ -39,7 +39,6 @@ from gateway.transports.grpc.messages import (
 from gateway.transports.grpc.method import Method
 from gateway.transports.grpc.server_messages import Http2ServerConnection, RequestMessages
 from gateway.transports.grpc.states import (
-    FINAL,
     OVER,
     RECEIVING,
     RESPONDING,
@@ -554,14 +553,13 @@ class ServerCall:
             self._step.discard(self)
         core, stream = self._connection.core, self._stream
         if stream.unread:
-            core.consume(stream, stream.unread)
+            core.windows.consume(stream, stream.unread)
             self._connection.flush_soon()
         if stream.state is HALF_CLOSED_LOCAL:
             core.reset(stream, frames.NO_ERROR)  # the rest of the request is not needed
             self._connection.flush_soon()
         stream.owner = None
-        if self._connection.state is FINAL and not core.streams:
-            self._connection.close_when_idle()
+        self._connection.lifecycle.on_call_ended()
 
 
 @accelerated

@@ -1,9 +1,11 @@
-"""One connection of a gRPC server: its calls, its age and its patience."""
+"""One connection of a gRPC server, and the requests that begin on it.
+
+`connection_lifecycle` says how long it lives.
+"""
 
 import asyncio
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
-from time import monotonic
 from typing import Final
 
 from gateway.accelerator import accelerated
@@ -14,12 +16,12 @@ from gateway.transports.callers import IdentifiedCaller
 from gateway.transports.client_shares import NO_CLIENT_SHARES, ClientShares, client_shares
 from gateway.transports.connection_count import (
     DESCRIPTORS,
-    ConnectionCount,
     client_address,
     connection_refusal,
 )
 from gateway.transports.contract import ServerLimits
 from gateway.transports.grpc.admission import CallAdmission
+from gateway.transports.grpc.connection_lifecycle import ConnectionLifecycle, OpenConnections
 from gateway.transports.grpc.headers import (
     GrpcRequestHead,
     read_call_block,
@@ -28,14 +30,6 @@ from gateway.transports.grpc.headers import (
 )
 from gateway.transports.grpc.method import Method
 from gateway.transports.grpc.server_call import ServerCall, new_call
-from gateway.transports.grpc.states import (
-    CONNECTION_TRANSITIONS,
-    FINAL,
-    IDLE,
-    OPEN,
-    GrpcConnectionEvent,
-    GrpcConnectionState,
-)
 from gateway.transports.http.interfaces import ListenerState
 from gateway.transports.http.request_body import EMPTY
 from gateway.transports.http2 import frames
@@ -49,16 +43,10 @@ from gateway.transports.http2.request_stream import HttpStream
 from gateway.transports.http2.states import HALF_CLOSED_LOCAL
 from gateway.transports.http2.streams import Http2Stream
 from gateway.transports.net.refused_connection import refuse_connection
-from gateway.transports.net.write_drain import write_time
 from gateway.transports.reservation import Reservation
 from gateway.wire.grpc import GrpcStatus
 from gateway.wire.heads.metadata import text_metadata
 from gateway.wire.heads.request_id import metadata_request_id
-
-_LAST_CHANCE_S: Final = 0.25
-
-# A connection without calls for so long is not swept until its client sends.
-_IDLE_AFTER_S: Final = 5.0
 
 _UNSERVED: Final = "no protocol here serves this method"
 _NOT_A_CALL: Final = "the request is not a gRPC call; expected POST and application/grpc"
@@ -89,26 +77,6 @@ def _head_readers(
     return partial(read_call_block, header_bytes, limit_bytes), read_head, header_bytes
 
 
-class OpenConnections:
-    """The open connections of a server.
-
-    Args:
-        count: Counts them.
-
-    Attributes:
-        count: Counts the connections.
-        members: The connections.
-        active: Those that may have calls. The others are idle, and there may be 10,000.
-        is_closed: New ones are aborted, because the server has stopped.
-    """
-
-    def __init__(self, count: ConnectionCount) -> None:
-        self.count = count
-        self.members: set[GrpcServerConnection] = set()
-        self.active: set[GrpcServerConnection] = set()
-        self.is_closed = False
-
-
 Identify = Callable[["GrpcServerConnection", Http2Stream, GrpcRequestHead, memoryview | None], None]
 """Asks who sends a call, and begins or refuses it; see `identification`."""
 
@@ -128,32 +96,22 @@ class GrpcServerConnection(Http2Protocol):
 
     Attributes:
         client: What its client has of the slots and the memory.
-        idle_until: When an idle connection is looked at again.
-        state: Which new calls it accepts.
+        lifecycle: When it is idle, too slow or too old, and ends.
     """
 
     __slots__ = (
         "_address",
         "_admission",
-        "_age_s",
-        "_born",
         "_http",
         "_http_client",
         "_identify",
-        "_idle_since",
-        "_last_chance",
-        "_last_seen",
-        "_limits",
         "_methods",
         "_on_reject",
         "_open",
-        "_reading_since",
-        "_refilled",
         "_serves_methods",
         "_unsent",
         "client",
-        "idle_until",
-        "state",
+        "lifecycle",
     )
 
     def __init__(  # noqa: PLR0913  # all of the listener
@@ -173,7 +131,6 @@ class GrpcServerConnection(Http2Protocol):
         self._methods = methods if identify is None else {}
         self._identify = identify
         self._serves_methods = bool(methods)
-        self._limits = limits
         self._open = open_connections
         self._admission = admission
         self._on_reject = on_reject
@@ -182,14 +139,7 @@ class GrpcServerConnection(Http2Protocol):
         self.client = NO_CLIENT_SHARES
         self._unsent = Reservation(admission.budget, 0)
         self._address: str | None = None
-        self._born = self._idle_since = monotonic()
-        self._last_seen = 0
-        self._age_s = age_s
-        self._reading_since: float | None = None
-        self._refilled = self._born
-        self.state: GrpcConnectionState = OPEN
-        self.idle_until = 0.0
-        self._last_chance: asyncio.TimerHandle | None = None
+        self.lifecycle = ConnectionLifecycle(self, limits, open_connections, age_s)
         read_block, read_head, header_bytes = _head_readers(limits, is_http=http is not None)
         self.core = Http2Connection(
             self,
@@ -219,8 +169,7 @@ class GrpcServerConnection(Http2Protocol):
             return
         self._address = address
         self._open.count.enter(address)
-        self._open.members.add(self)
-        self._open.active.add(self)
+        self.lifecycle.start()
         admission, peer = self._admission, None if self._identify is None else peer_of(transport)
         self.client = client_shares(address, admission, admission.budget, peer)
         self._unsent = Reservation(admission.budget, 0, self.client.memory)
@@ -228,10 +177,8 @@ class GrpcServerConnection(Http2Protocol):
 
     def connection_lost(self, _error: BaseException | None) -> None:
         """Cancel the calls in progress."""
-        self._move(GrpcConnectionEvent.LOSE)
+        self.lifecycle.lose()
         self.transport = None
-        self._open.members.discard(self)
-        self._open.active.discard(self)
         if self._address is not None:
             self._open.count.leave(self._address)
             self._address = None
@@ -242,8 +189,6 @@ class GrpcServerConnection(Http2Protocol):
             if stream.owner is not None:
                 stream.owner.on_reset()
         self._unsent.close()
-        if self._last_chance is not None:
-            self._last_chance.cancel()
         self.core.close()
 
     def pause_writing(self) -> None:
@@ -296,7 +241,7 @@ class GrpcServerConnection(Http2Protocol):
         if stream.owner is not None:
             stream.owner.on_data(view, end=end)
         else:
-            self.core.consume(stream, len(view))
+            self.core.windows.consume(stream, len(view))
 
     def body_room(self, stream: Http2Stream) -> memoryview | None:
         """Return where the next data of a large request belong."""
@@ -316,8 +261,7 @@ class GrpcServerConnection(Http2Protocol):
         """Continue a call: its output is written."""
         if stream.owner is not None:
             stream.owner.on_writable()
-        if self.state is FINAL and not self.core.streams:
-            self.close_when_idle()
+        self.lifecycle.on_call_ended()
 
     def on_goaway(self, _code: int, _message: str) -> None:
         """Ignore GOAWAY: a client opens no more streams, and open ones go on."""
@@ -329,7 +273,7 @@ class GrpcServerConnection(Http2Protocol):
     def _on_flood(self) -> None:
         """Accept no new calls: half of the flood budget is spent. Calls in progress go on."""
         self._report(FLOOD_TEXT)
-        self._leave_now(FLOOD_TEXT)
+        self.lifecycle.leave(FLOOD_TEXT)
 
     def _report(self, message: str) -> None:
         error = InvalidRequest(message, limit="h2")
@@ -356,8 +300,7 @@ class GrpcServerConnection(Http2Protocol):
     def on_http_end(self) -> None:
         """Stop counting it."""
         self._admission.leave()
-        if self.state is FINAL and not self.core.streams:
-            self.close_when_idle()
+        self.lifecycle.on_call_ended()
 
     def _serve_other(self, stream: Http2Stream, head: RequestHead, body: memoryview | None) -> None:
         """Start a plain request, or a call whose client is asked for; or reject a call by its head.
@@ -422,155 +365,3 @@ class GrpcServerConnection(Http2Protocol):
         if stream.state is HALF_CLOSED_LOCAL:
             self.core.reset(stream, frames.NO_ERROR)
         self.flush_soon()
-
-    # -- ending
-
-    @property
-    def tasks(self) -> list[asyncio.Task[None]]:
-        """The tasks of the calls on this connection."""
-        owners = [stream.owner for stream in self.core.streams.values() if stream.owner]
-        return [call.task for call in owners if call.task is not None]
-
-    def close_when_idle(self) -> None:
-        """Close the connection after its last call."""
-        self.loop.call_soon(self._close_if_idle)
-
-    def announce_close(self) -> None:
-        """Accept no new calls, and close after the last one."""
-        self.become_active()
-        if self.state is OPEN:
-            self._move(GrpcConnectionEvent.ANNOUNCE)
-            self.core.goaway(final=False)
-            self.flush_soon()
-            # Calls that were sent before GOAWAY arrived are still accepted.
-            self._last_chance = self.loop.call_later(_LAST_CHANCE_S, self._leave_now)
-
-    def cancel_calls(self) -> None:
-        """End every call with a status."""
-        self._leave_now()
-        for stream in list(self.core.streams.values()):
-            if stream.owner is not None:
-                stream.owner.cancel()
-
-    def end(self) -> None:
-        """Cancel every call, and close after the output is written."""
-        self.close()
-        for stream in list(self.core.streams.values()):
-            if stream.owner is not None:
-                stream.owner.on_reset()
-
-    def _leave_now(self, message: str = "") -> None:
-        self.become_active()
-        if self.state is not FINAL and self.transport is not None:
-            self._move(GrpcConnectionEvent.CLOSE)
-            self.core.goaway(final=True, message=message)
-            self.flush_soon()
-            self.loop.call_soon(self._close_if_idle)
-
-    def _close_if_idle(self) -> None:
-        if self.core.streams or self.transport is None or self.transport.is_closing():
-            return
-        if self.core.flood_budget.was_low:
-            self.core.goaway(final=True, code=frames.ENHANCE_YOUR_CALM, message=FLOOD_TEXT)
-        self.close()
-
-    def _move(self, event: GrpcConnectionEvent) -> None:
-        self.state = CONNECTION_TRANSITIONS.get((self.state, event), self.state)
-
-    # -- time
-
-    def is_idle(self) -> bool:
-        """Return whether there is no call, and the connection is not being closed."""
-        core = self.core
-        return not core.streams and not core.is_reading_block and self.state is OPEN
-
-    def sweep(self, now: float) -> None:
-        """End everything that takes too long. Call it often enough for the shortest limit."""
-        if self.transport is None:
-            return
-        limits = self._limits
-        self._refill(now)
-        if self._is_too_slow(now):
-            self.abort()
-            return
-        for stream in list(self.core.streams.values()):
-            if stream.owner is not None:
-                stream.owner.overdue(now)
-            stalled_s, waits_s = stream.stalled(now)
-            if stalled_s > limits.write_idle_timeout_s or waits_s > write_time(
-                stream.written, limits
-            ):
-                self.core.reset(stream, frames.CANCEL)
-                self.flush_soon()
-                if stream.owner is not None:
-                    stream.owner.on_reset()
-        if self.core.streams or self.core.last != self._last_seen:
-            self._idle_since, self._last_seen = now, self.core.last
-        if now - self._born > self._age_s or now - self._idle_since > limits.keepalive_s:
-            self.announce_close()
-
-    def become_idle(self, now: float) -> None:
-        """Become idle, if there was nothing to do for a while. Call it after `sweep`."""
-        transport = self.transport
-        if (
-            now - self._idle_since >= _IDLE_AFTER_S
-            and self.is_idle()
-            and self.stuck_since is None
-            and transport is not None
-            and not transport.is_closing()
-        ):
-            self._move(GrpcConnectionEvent.SILENCE)
-            self.idle_until = min(
-                self._born + self._age_s, self._idle_since + self._limits.keepalive_s
-            )
-            self._open.active.discard(self)
-            self.receive_with(_IdleProtocol(self))
-
-    def become_active(self) -> None:
-        """Let the connection be swept again. A second call does nothing."""
-        if self.state is IDLE:
-            self._move(GrpcConnectionEvent.WAKE)
-            if self.transport is not None:
-                self._open.active.add(self)
-                self.transport.set_protocol(self)
-
-    def _refill(self, now: float) -> None:
-        seconds = int(now - self._refilled)
-        if seconds:
-            self._refilled = now
-            self.core.flood_budget.refill(seconds)
-
-    def _is_too_slow(self, now: float) -> bool:
-        limits = self._limits
-        # A new stream shows that what was incomplete has been completed since.
-        if not self.core.is_reading_block or self.core.last != self._last_seen:
-            self._reading_since = None
-        elif self._reading_since is None:
-            self._reading_since = now
-        stuck, reading = self.stuck_since, self._reading_since
-        return (
-            (stuck is not None and now - stuck > limits.write_idle_timeout_s)
-            or self.paused_s(now) > write_time(self.drained_bytes, limits)
-            or (reading is not None and now - reading > limits.header_timeout_s)
-        )
-
-
-class _IdleProtocol(asyncio.Protocol):
-    """Receives for an idle connection, which becomes active when its client sends.
-
-    So the path of a call need not ask whether its connection is idle.
-    """
-
-    __slots__ = ("_connection",)
-
-    def __init__(self, connection: GrpcServerConnection) -> None:
-        self._connection = connection
-
-    def data_received(self, data: bytes) -> None:
-        """Pass *data* to the connection, which receives for itself from now on."""
-        self._connection.become_active()
-        self._connection.data_received(data)
-
-    def connection_lost(self, error: Exception | None) -> None:
-        """End the connection."""
-        self._connection.connection_lost(error)

@@ -14,8 +14,8 @@ from typing import Final, Protocol
 from gateway.ir.errors import DeadlineExceeded, GatewayError, MalformedMessage, Overloaded
 from gateway.transports.client_shares import ClientShares
 from gateway.transports.contract import ServerLimits
+from gateway.transports.grpc.connection_lifecycle import ConnectionLifecycle
 from gateway.transports.grpc.messages import PREFIX_BYTES, GrpcMessage, MessageReader
-from gateway.transports.grpc.states import GrpcConnectionState
 from gateway.transports.http2.connection import Http2Connection
 from gateway.transports.http2.frames import SMALL_FRAME_BYTES
 from gateway.transports.http2.streams import Http2Stream
@@ -30,7 +30,7 @@ class Http2ServerConnection(Protocol):
 
     core: Http2Connection
     client: ClientShares
-    state: GrpcConnectionState
+    lifecycle: ConnectionLifecycle
     is_flushing: bool
     loop: asyncio.AbstractEventLoop
 
@@ -39,9 +39,6 @@ class Http2ServerConnection(Protocol):
 
     def flush_soon(self) -> None:
         """Write the frames of the core in the next turn of the loop."""
-
-    def close_when_idle(self) -> None:
-        """Close a draining connection after its last call."""
 
 
 class RequestMessages:
@@ -157,7 +154,7 @@ class RequestMessages:
         self._received += size
         if held.size_bytes < reader.size and 4 * reader.filled >= 3 * held.size_bytes:
             self._make_room()
-        if core.consume(self._stream, size) and not self._connection.is_flushing:
+        if core.windows.consume(self._stream, size) and not self._connection.is_flushing:
             self._connection.flush_soon()
 
     async def read(self) -> AsyncGenerator[GrpcMessage, None]:
@@ -238,12 +235,12 @@ class RequestMessages:
             reader.reserve(self._reservation, lasts=False)
         short = stream.short_by(allowed)
         if short > 0:
-            self._connection.core.grant(stream, short)
+            self._connection.core.windows.grant(stream, short)
             self._connection.flush_soon()
         self._consume(stream.unread)
 
     def _consume(self, size: int) -> None:
-        if self._connection.core.consume(self._stream, size):
+        if self._connection.core.windows.consume(self._stream, size):
             self._connection.flush_soon()
 
     def _position(self) -> int:
@@ -259,7 +256,7 @@ class RequestMessages:
             return
         if self._reader.missing:
             self._make_room()
-        elif self._connection.core.replenish(self._stream):
+        elif self._connection.core.windows.replenish(self._stream):
             self._connection.flush_soon()
 
 

@@ -32,13 +32,7 @@ from gateway.transports.http.faults import HttpError, text_response
 from gateway.transports.http.interfaces import HttpConnection, ListenerState, RequestReader
 from gateway.transports.http.request_body import EMPTY, check_declared, undo_coding
 from gateway.transports.http.request_head import Head
-from gateway.transports.http.response_writer import (
-    write_continue,
-    write_end,
-    write_part,
-    write_response,
-    write_stream_head,
-)
+from gateway.transports.http.response_writer import HTTP1, ResponseWriter
 from gateway.transports.http.states import OPEN
 from gateway.transports.memory_budget import UNLIMITED
 from gateway.transports.net.write_drain import SlowReaderError, drain_writes
@@ -71,6 +65,7 @@ class Exchange:
         connection: The connection of the client.
         incoming: The request.
         task: The task that will run the exchange.
+        writer: Writes the response.
     """
 
     __slots__ = (
@@ -93,14 +88,8 @@ class Exchange:
         "_should_close",
         "_should_drop",
         "_task",
+        "_writer",
     )
-
-    # The functions that write a response. HTTP/2 replaces them.
-    write_response = staticmethod(write_response)
-    write_stream_head = staticmethod(write_stream_head)
-    write_part = staticmethod(write_part)
-    write_end = staticmethod(write_end)
-    write_continue = staticmethod(write_continue)
 
     def __init__(
         self,
@@ -108,7 +97,9 @@ class Exchange:
         connection: HttpConnection,
         incoming: RequestReader,
         task: asyncio.Task[Any] | None,
+        writer: ResponseWriter = HTTP1,
     ) -> None:
+        self._writer = writer
         self._listener = listener
         self._connection = connection
         self._incoming = incoming
@@ -441,7 +432,7 @@ class Exchange:
             and not self._incoming.is_complete
             and self._connection.transport is not None
         ):
-            self.write_continue(self._connection.transport)
+            self._writer.proceed(self._connection.transport)
 
     async def _received(self, head: Head) -> memoryview:
         limits, incoming = self._listener.limits, self._incoming
@@ -520,7 +511,7 @@ class Exchange:
             close = not self._should_drop
         self._should_close = close
         connection.is_head_sent = True
-        self.write_response(
+        self._writer.complete(
             transport, response, not close, incoming.version, varies, incoming.method == "HEAD"
         )
         return connection.write_paused is None and not unread
@@ -599,7 +590,7 @@ class Exchange:
             if self._connection.is_head_sent:
                 transport = self._connection.transport
                 if transport is not None and self._incoming.method != "HEAD":
-                    self.write_end(transport, self._incoming.version)
+                    self._writer.end(transport, self._incoming.version)
                 return
         if first is None:
             await self._refuse(errors.InternalError("a stream began with nothing to send"))
@@ -614,7 +605,7 @@ class Exchange:
         self._connection.is_head_sent = True
         version, cors = self._incoming.version, self._listener.cors
         head = first if cors is None else self._shared(cors, first)
-        self.write_stream_head(transport, head, keep=not self._should_close, version=version)
+        self._writer.head(transport, head, keep=not self._should_close, version=version)
         self._write_part(first)
 
     def _shared(self, cors: CorsRules, response: HttpResponse) -> HttpResponse:
@@ -626,7 +617,7 @@ class Exchange:
     def _write_part(self, part: HttpResponse) -> None:
         transport = self._connection.transport
         if transport is not None and self._incoming.method != "HEAD":
-            self.write_part(transport, part.body, self._incoming.version)
+            self._writer.part(transport, part.body, self._incoming.version)
 
     def _release_slot(self) -> None:
         """Release the slot of the request, whose response is computed."""

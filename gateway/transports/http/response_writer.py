@@ -6,10 +6,12 @@ the buffers, and add a field with their version.
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
+from typing import Final
 
 from gateway.accelerator import accelerated
 from gateway.ir.context import REQUEST_ID
@@ -98,6 +100,22 @@ def write_end(transport: asyncio.Transport, version: Version) -> None:
 def write_continue(transport: asyncio.Transport) -> None:
     """Send "100 Continue" to a client that waits for it."""
     transport.write(CONTINUE)
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseWriter:
+    """What writes responses in a version of HTTP, with the arguments of the functions here."""
+
+    complete: Callable[..., None]
+    head: Callable[..., None]
+    part: Callable[..., None]
+    end: Callable[..., None]
+    proceed: Callable[..., None]
+
+
+HTTP1: Final = ResponseWriter(
+    write_response, write_stream_head, write_part, write_end, write_continue
+)
 
 
 @lru_cache(2)

@@ -1,37 +1,30 @@
 """Http2Connection: one HTTP/2 connection without sockets, for client and server.
 
 `frame_reader` parses frames; this file handles them, and has the operations of the caller.
-`streams` writes the streams of this side.  The caller has the socket, and calls
-`flood_budget.refill` once a second.  Priorities are ignored, and pushes are refused.
+`hpack` decodes header blocks, `windows` limits the peer, and `streams` writes the streams of this
+side.  The caller has the socket, and calls `flood_budget.refill` once a second.  Priorities are
+ignored, and pushes are refused.
 
 Most messages are small and arrive in one piece: header fields, one DATA frame and the end of the
 stream.  Such a stream is handled at once.  Any other is handled frame by frame, with the same
 checks.
-
-The windows of flow control say how many bytes each side may send.  The window of the connection
-opens for bytes that are consumed.  The window of a stream, `Http2Stream.window`, opens when its
-reader has room for more: by `grant` for a large message, else by `replenish`.  The windows of the
-peer, which limit this side, are `Http2Stream.room` and that of `Http2StreamWriter`, which spends
-them.
-
-Source: RFC 9113, 5.2 and 6.9 for the windows.
 """
 
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from gateway.accelerator import accelerated
 from gateway.transports.http2 import frames
 from gateway.transports.http2.flood_control import (
-    FREE_FRAMES,
-    FREE_FRAMES_KEPT,
     LATE_STREAM_COST,
     REFUSAL_COST,
     RESET_COST,
     RESPONSE_REFUND,
+    FloodBudget,
 )
-from gateway.transports.http2.frame_reader import FRAME_BYTES, FrameReader
+from gateway.transports.http2.frame_reader import FrameReader
 from gateway.transports.http2.frames import (
+    FRAME_BYTES,
     SMALL_FRAME_BYTES,
     Http2ConnectionError,
     Http2StreamError,
@@ -40,7 +33,7 @@ from gateway.transports.http2.frames import (
     content,
     copy_data,
 )
-from gateway.transports.http2.hpack import NO_ENTRIES, TABLE_BYTES, Field, ReadBlock, decode_block
+from gateway.transports.http2.hpack import Field, Head, HeaderBlockReader, ReadBlock
 from gateway.transports.http2.states import (
     CLOSED,
     HALF_CLOSED_LOCAL,
@@ -50,24 +43,9 @@ from gateway.transports.http2.states import (
     Http2StreamEvent,
 )
 from gateway.transports.http2.streams import Http2Stream, Http2StreamWriter
+from gateway.transports.http2.windows import STREAM_WINDOW, WIDEN_AT, ReceiveWindows
 from gateway.wire.http import Buffer
-from gateway.wire.message_cache import ParseCache
 
-Head = Any
-"""A result of `read_head`."""
-
-STREAM_WINDOW: Final = frames.DEFAULT_WINDOW
-"""The initial window of a stream, in bytes."""
-
-_CONNECTION_WINDOW: Final = 1 << 20
-"""The window of a connection, in bytes."""
-
-_WIDEN_AT: Final = _CONNECTION_WINDOW // 2
-"""The window of a connection opens when less than this is left."""
-
-_MIN_UPDATE_BYTES: Final = 16 * 1024
-_MAX_CACHED: Final = 64
-_MAX_CACHED_BYTES: Final = 1024
 _EMPTY: Final = memoryview(b"")
 _PING_DATA: Final = bytes(8)
 
@@ -112,7 +90,7 @@ class StreamEvents(Protocol):
         """Handle GOAWAY: the peer accepts no new streams."""
 
 
-class Http2Connection(FrameReader):
+class Http2Connection:
     """One end of a connection.
 
     Args:
@@ -126,32 +104,32 @@ class Http2Connection(FrameReader):
             read the fields of all.
 
     Attributes:
-        out: The output, which the caller writes and empties.
+        flood_budget: Limits frames that carry nothing.
+        has_settings: The peer has sent its SETTINGS.
         last: The highest stream number that a client has used.
-        writer: Writes the streams of this side.
-        peer_streams: How many streams the peer allows at once.
+        out: The output, which the caller writes and empties.
         pongs: How many acknowledgements of PING have arrived.
+        reader: Parses what the peer sends.
+        streams: The streams that are not closed in both directions, by number.
+        windows: The windows of this side.
+        writer: Writes the streams of this side.
     """
 
     __slots__ = (
-        "_free_frames",
-        "_has_heads",
-        "_heads",
+        "_blocks",
         "_is_accepting",
         "_is_client",
         "_last_accepted",
         "_max_streams",
-        "_peer_table",
-        "_read_block",
-        "_read_head",
         "_receiver",
-        "_table",
-        "_unread",
-        "_window",
+        "flood_budget",
+        "has_settings",
         "last",
         "out",
-        "peer_streams",
         "pongs",
+        "reader",
+        "streams",
+        "windows",
         "writer",
     )
 
@@ -165,48 +143,41 @@ class Http2Connection(FrameReader):
         header_bytes: int,
         read_block: ReadBlock | None = None,
     ) -> None:
-        super().__init__(b"" if client else frames.PREFACE, header_bytes)
-        self.out: list[Buffer] = []
-        self._window = _CONNECTION_WINDOW
-        self._unread = 0
         self._receiver = receiver
-        self._read_head = read_head
-        self._read_block = read_block
-        self._table = NO_ENTRIES
         self._is_client = client
         self._max_streams = streams
-        self._heads: ParseCache[Head] = ParseCache(_MAX_CACHED, _MAX_CACHED_BYTES)
-        self._has_heads = False
-        self.last = 0
-        self._free_frames = 0
         self._is_accepting = True
-        self.writer = Http2StreamWriter(
-            self.out, self.flood_budget, self.streams, receiver.on_writable
-        )
-        self.take_stream = self.take_response if client else self.take_request
         self._last_accepted: int | None = None
-        self._peer_table = TABLE_BYTES
-        self.peer_streams = 100
+        self.has_settings = False
+        self.last = 0
         self.pongs = 0
-        if self._is_client:
-            self.out.append(frames.PREFACE)
-        own = (
-            (frames.ENABLE_PUSH, 0)
-            if self._is_client
-            else (frames.MAX_CONCURRENT_STREAMS, self._max_streams)
-        )
+        self.flood_budget = FloodBudget()
+        self.streams: dict[int, Http2Stream] = {}
+        own = (frames.ENABLE_PUSH, 0) if client else (frames.MAX_CONCURRENT_STREAMS, streams)
         values = (
             own,
             (frames.MAX_FRAME_SIZE, FRAME_BYTES),
             (frames.MAX_HEADER_LIST_SIZE, header_bytes),
         )
-        self.out.append(frames.settings(values))
-        self.out.append(frames.window_update(0, _CONNECTION_WINDOW - frames.DEFAULT_WINDOW))
+        greeting = frames.PREFACE if client else b""
+        self.out: list[Buffer] = [greeting + frames.settings(values)]
+        self.windows = ReceiveWindows(self.out)
+        self.writer = Http2StreamWriter(
+            self.out, self.flood_budget, self.streams, receiver.on_writable
+        )
+        self._blocks = HeaderBlockReader(read_head, read_block, header_bytes)
+        self.reader = FrameReader(
+            self,
+            self.take_response if client else self.take_request,
+            b"" if client else frames.PREFACE,
+            header_bytes,
+        )
 
     def close(self) -> None:
         """Detach the receiver, a reference cycle otherwise. Call it once, after the last `feed`."""
-        del self._receiver, self.take_stream
+        del self._receiver
         self.flood_budget.on_low = None
+        self.reader.close()
         self.writer.close()
 
     # -- operations of the caller
@@ -239,70 +210,17 @@ class Http2Connection(FrameReader):
         """Ask the peer whether it is there; the acknowledgement increases `pongs`."""
         self.out.append(frames.frame(frames.PING, 0, 0, _PING_DATA))
 
-    # -- the windows of this side
+    # -- frames of streams
 
-    def _received_on(self, number: int, length: int) -> Http2Stream | None:
+    def on_payload(self, number: int, length: int) -> Http2Stream | None:
         """Subtract *length* from the windows; return the stream, or None if it has ended."""
-        self._window -= length
-        if self._window < 0:
-            raise Http2ConnectionError(
-                frames.FLOW_CONTROL_ERROR, "the peer sent more than the connection's window"
-            )
         stream = self.streams.get(number)
         if stream is None:
             self._require_known(number)
             if length < SMALL_FRAME_BYTES:
                 self._charge_of_call()
-            self._widen()
-            return None
-        stream.unread += length
-        self._unread += length
-        self._widen()
-        stream.window -= length
-        if stream.window < 0:
-            raise Http2ConnectionError(
-                frames.FLOW_CONTROL_ERROR, "the peer sent more than the stream's window"
-            )
-        if stream.state in REMOTE_ENDED:
-            raise Http2ConnectionError(
-                frames.STREAM_CLOSED, f"data after the end of stream {number}"
-            )
+        self.windows.receive(stream, length)
         return stream
-
-    def consume(self, stream: Http2Stream, size: int) -> bool:
-        """Note that *size* bytes of a stream were consumed; return whether a frame was written.
-
-        Until then, the bytes stay in the connection's window, which limits unread data without a
-        reservation.
-        """
-        size = min(size, stream.unread)
-        stream.unread -= size
-        self._unread -= size
-        return self._window < _WIDEN_AT and self._widen()
-
-    def _widen(self) -> bool:
-        """Open the connection's window for the consumed bytes, if they justify a frame."""
-        size = _CONNECTION_WINDOW - self._window - self._unread
-        if self._window >= _WIDEN_AT or size < _MIN_UPDATE_BYTES:
-            return False
-        self.out.append(frames.window_update(0, size))
-        self._window += size
-        return True
-
-    def grant(self, stream: Http2Stream, size: int) -> None:
-        """Open the window of a stream by *size* bytes."""
-        if size > 0 and not stream.is_remote_closed:
-            stream.window += size
-            self.out.append(frames.window_update(stream.number, size))
-
-    def replenish(self, stream: Http2Stream) -> bool:
-        """Open the window of a stream again if less than half is left; return whether it was so."""
-        if stream.window >= STREAM_WINDOW // 2:
-            return False
-        self.grant(stream, STREAM_WINDOW - stream.window)
-        return True
-
-    # -- frames of streams
 
     @accelerated
     def take_request(self, data: bytes, at: int) -> int:
@@ -311,16 +229,16 @@ class Http2Connection(FrameReader):
         Returns:
             The position after the last frame that was handled; 0 for anything else.
         """
-        whole = complete_stream(data, at, self.max_block)
+        whole = complete_stream(data, at, self._blocks.max_block)
         if whole is None:
             return 0
         number, block, begin, end, last, _ = whole
         length = end - begin
-        window = self._window - length
+        window = self.windows.left - length
         if (
             last is not None
             or length > STREAM_WINDOW
-            or window < _WIDEN_AT
+            or window < WIDEN_AT
             or number <= self.last
             or not number % 2
             or not self._is_accepting
@@ -328,14 +246,12 @@ class Http2Connection(FrameReader):
             or not self.has_settings
         ):
             return 0
-        head = self._heads.get(block) if self._has_heads else None
-        if head is None:
-            head = self._fresh_head(block)
-            if isinstance(head, Http2StreamError):
-                self._head(number, head, end=False)
-                return begin - frames.HEAD_BYTES
+        head = self._blocks.read(block)
+        if isinstance(head, Http2StreamError):
+            self._head(number, head, end=False)
+            return begin - frames.HEAD_BYTES
         self.last = number
-        self._window = window
+        self.windows.left = window
         stream = self.streams[number] = Http2Stream(
             number, self.writer.initial_window, STREAM_WINDOW - length, None
         )
@@ -350,36 +266,32 @@ class Http2Connection(FrameReader):
         Returns:
             The position after the last frame that was handled; 0 for anything else.
         """
-        whole = complete_stream(data, at, self.max_block)
+        whole = complete_stream(data, at, self._blocks.max_block)
         if whole is None:
             return 0
         number, block, begin, stop, last, end = whole
         length = stop - begin
-        window = self._window - length
+        window = self.windows.left - length
         stream = self.streams.get(number)
         if (
             last is None
             or stream is None
             or (stream.state is not HALF_CLOSED_LOCAL and stream.is_remote_closed)
             or length > stream.window
-            or window < _WIDEN_AT
+            or window < WIDEN_AT
             or stream.expected_bytes is not None
             or not self.has_settings
         ):
             return 0
-        head, tail = self._heads.get(block), self._heads.get(last)
-        if head is None:
-            head = self._fresh_head(block)
-            if isinstance(head, Http2StreamError):
-                self._head(number, head, end=False)
-                return begin - frames.HEAD_BYTES
-            tail = self._heads.get(last)  # the table of fields may have changed
-        if tail is None:
-            tail = self._fresh_head(last)
-            if isinstance(tail, Http2StreamError):
-                self._head(number, tail, end=True)
-                return end
-        self._window = window
+        head = self._blocks.read(block)
+        if isinstance(head, Http2StreamError):
+            self._head(number, head, end=False)
+            return begin - frames.HEAD_BYTES
+        tail = self._blocks.read(last)
+        if isinstance(tail, Http2StreamError):
+            self._head(number, tail, end=True)
+            return end
+        self.windows.left = window
         if stream.state is HALF_CLOSED_LOCAL:  # its window does not matter any more
             stream.state = CLOSED
             del self.streams[number]
@@ -388,29 +300,11 @@ class Http2Connection(FrameReader):
         self._receiver.on_complete_stream(stream, head, content(data, begin, stop), tail)
         return end
 
-    def _whole_block(self, number: int, block: bytes, *, end: bool) -> None:
+    def on_block(self, number: int, block: bytes, *, end: bool) -> None:
+        """Decode a complete header block, and handle its fields."""
         if not self.has_settings:
             raise Http2ConnectionError(frames.PROTOCOL_ERROR, "the first frame is not SETTINGS")
-        head = self._heads.get(block)
-        self._head(number, self._fresh_head(block) if head is None else head, end=end)
-
-    def _fresh_head(self, block: bytes) -> Head | Http2StreamError:
-        before = self._table
-        head: Head | Http2StreamError | None = None
-        if self._read_block is None:
-            fields, self._table = decode_block(block, before, self.max_block)
-        else:
-            head, fields, self._table = self._read_block(block, before)
-        if head is None:
-            head = self._read_head(fields)
-        if self._table is not before:  # until then, equal bytes mean equal fields
-            if self._has_heads:
-                self._has_heads = False
-                self._heads.clear()
-        elif not isinstance(head, Http2StreamError) and self._heads.should_admit(block):
-            self._has_heads = True
-            self._heads.put(block, head)
-        return head
+        self._head(number, self._blocks.read(block), end=end)
 
     def _head(self, number: int, head: Head | Http2StreamError, *, end: bool) -> None:
         """Handle the parsed fields of a header block."""
@@ -462,42 +356,43 @@ class Http2Connection(FrameReader):
     def _trailers(self, stream: Http2Stream, head: Head | Http2StreamError, *, end: bool) -> None:
         """Handle the trailers of a request, which are ignored."""
         if end and isinstance(head, MissingPseudoHeaders):
-            self._deliver(stream, _EMPTY, end=True)
+            self.on_content(stream, _EMPTY, end=True)
         else:
             self.refuse(stream, frames.PROTOCOL_ERROR)
 
-    def _room(self, stream: Http2Stream) -> memoryview | None:
+    def room(self, stream: Http2Stream) -> memoryview | None:
+        """Return where the next data of a large message belong, if there is a place."""
         if stream.state in REMOTE_ENDED:
             return None
         room = self._receiver.body_room(stream)
         expected = stream.expected_bytes
         return room if room is None or expected is None else room[:expected]
 
-    def _copy_data(
+    def copy_content(
         self, stream: Http2Stream, data: Buffer, at: int, rest: int, *, end: bool
     ) -> tuple[int, int, bool]:
-        room = self._room(stream)
+        """Copy DATA frames of a stream to where its message is collected, if it is."""
+        room = self.room(stream)
         if room is None or (end and rest <= len(room)):
             return at, rest, end
-        window = min(stream.window, self._window)
+        window = min(stream.window, self.windows.left)
         at, copied, begun, rest, is_last = copy_data(data, at, stream.number, rest, window, room)
         if begun:
-            self._window -= begun
-            self._unread += begun
-            stream.window -= begun
-            stream.unread += begun
+            self.windows.receive_copied(stream, begun)
             end = is_last
         if copied:
-            self._copied(stream, copied, rest)
+            self.on_copied(stream, copied, rest)
         return at, rest, end
 
-    def _copied(self, stream: Http2Stream, size: int, rest: int) -> None:
+    def on_copied(self, stream: Http2Stream, size: int, rest: int) -> None:
+        """Handle *size* bytes that are in their place; *rest* bytes of their frame remain."""
         stream.frame_bytes_left = rest
         if stream.expected_bytes is not None:
             stream.expected_bytes -= size
         self._receiver.on_data_copied(stream, size)
 
-    def _deliver(self, stream: Http2Stream, view: memoryview, *, end: bool) -> None:
+    def on_content(self, stream: Http2Stream, view: memoryview, *, end: bool) -> None:
+        """Handle a part of a stream."""
         if stream.expected_bytes is not None:
             stream.expected_bytes -= len(view)
             if stream.expected_bytes < 0 or (end and stream.expected_bytes):
@@ -529,22 +424,13 @@ class Http2Connection(FrameReader):
             raise Http2ConnectionError(frames.PROTOCOL_ERROR, f"stream {number} is idle")
 
     def _charge_of_call(self) -> None:
-        """Charge a frame of which each call may have some, such as an update of a window.
-
-        A client of gRPC sends one when it begins to wait, and a reset if its deadline passes in the
-        same moment. So 1,000 calls at once have 3,000 such frames.
-        """
-        most = FREE_FRAMES * (self.last or self.writer.next_number)
-        used = self._free_frames + 1
-        if used <= most:
-            kept = most - used < FREE_FRAMES_KEPT
-            self._free_frames = used if kept else most - FREE_FRAMES_KEPT
-        else:
-            self.flood_budget.charge(1)
+        """Charge a frame of which each call may have some, such as an update of a window."""
+        self.flood_budget.charge_of_call(self.last or self.writer.next_number)
 
     # -- frames about the connection
 
-    def _control(self, kind: int, flags: int, number: int, payload: bytes) -> None:
+    def on_control(self, kind: int, flags: int, number: int, payload: bytes) -> None:
+        """Handle a frame that is neither DATA nor a part of a header block."""
         if kind == frames.WINDOW_UPDATE:
             self._window_update(number, payload)
         elif kind == frames.RST_STREAM:
@@ -625,34 +511,16 @@ class Http2Connection(FrameReader):
         values = frames.read_settings(payload)
         self.flood_budget.charge(1 + len(values))
         for key, value in values:
-            self._apply(key, value)
+            if key == frames.ENABLE_PUSH and value > (0 if self._is_client else 1):
+                raise Http2ConnectionError(
+                    frames.PROTOCOL_ERROR, f"ENABLE_PUSH is {value}, which is not allowed"
+                )
+            self.writer.apply_setting(key, value)
         self.out.append(frames.frame(frames.SETTINGS, frames.ACK, 0))
         if not self.has_settings:
             self.has_settings = True
             self._receiver.on_settings()
         self.writer.pump()
-
-    def _apply(self, key: int, value: int) -> None:
-        if key == frames.INITIAL_WINDOW_SIZE:
-            if value > frames.MAX_WINDOW or not self.writer.begin_at(value, self.streams.values()):
-                raise Http2ConnectionError(
-                    frames.FLOW_CONTROL_ERROR, f"a window of {value} bytes is too large"
-                )
-        elif key == frames.MAX_FRAME_SIZE:
-            if not frames.DEFAULT_FRAME <= value <= frames.LARGEST_FRAME:
-                raise Http2ConnectionError(
-                    frames.PROTOCOL_ERROR, f"a frame size of {value} bytes is not allowed"
-                )
-            self.writer.frame_bytes = min(value, FRAME_BYTES)
-        elif key == frames.MAX_CONCURRENT_STREAMS:
-            self.peer_streams = value
-        elif key == frames.HEADER_TABLE_SIZE:
-            self.writer.has_shrunk = self.writer.has_shrunk or value < self._peer_table
-            self._peer_table = value
-        elif key == frames.ENABLE_PUSH and value > (0 if self._is_client else 1):
-            raise Http2ConnectionError(
-                frames.PROTOCOL_ERROR, f"ENABLE_PUSH is {value}, which is not allowed"
-            )
 
     def _ping(self, flags: int, number: int, payload: bytes) -> None:
         if number:
@@ -679,6 +547,7 @@ class Http2Connection(FrameReader):
                 self.writer.forget(stream)
                 self._receiver.on_reset(stream, frames.REFUSED_STREAM)
 
-    def _refused(self, fault: Http2ConnectionError) -> None:
+    def on_violation(self, fault: Http2ConnectionError) -> None:
+        """Tell the peer which rule it broke."""
         last = self.last if self._last_accepted is None else self._last_accepted
         self.out.append(frames.goaway(last, fault.code, fault.message))

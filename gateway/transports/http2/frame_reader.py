@@ -3,27 +3,25 @@
 The content of DATA frames is passed on as it arrives, without padding.  That of a large message,
 whose place is known, is copied there together, for all frames of a read; the rest of a large frame
 may be received there.  The fragments of a header block are joined.  Other frames are passed on when
-they are complete.  A subclass handles them.
+they are complete.  `FrameEvents` handles them.
 
 Source: RFC 9113 4 and 6.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from time import monotonic
-from typing import Final
+from typing import Final, Protocol
 
 from gateway.transports.http2 import frames
 from gateway.transports.http2.flood_control import FloodBudget
 from gateway.transports.http2.frames import (
+    FRAME_BYTES,
     FRAME_HEAD,
     Http2ConnectionError,
 )
 from gateway.transports.http2.streams import Http2Stream
+from gateway.transports.http2.windows import ReceiveWindows
 from gateway.wire.http import Buffer
-
-FRAME_BYTES: Final = 1 << 20
-"""The size limit of a frame."""
 
 TURN_S: Final = 0.002
 """How long one connection may parse before other connections get their turn."""
@@ -41,24 +39,75 @@ _NO_PART: Final = (0, 0, 0, False)
 _unpack = FRAME_HEAD.unpack_from
 
 
-class FrameReader(ABC):
-    """Parses frames; the abstract methods of a subclass handle them.
+class FrameEvents(Protocol):
+    """What a connection does with frames. All methods are called from within `feed` or `copy`.
+
+    Attributes:
+        flood_budget: Limits frames that carry nothing.
+        has_settings: The peer has sent its SETTINGS.
+        streams: The streams that are not closed in both directions, by number.
+        windows: The windows of this side.
+    """
+
+    flood_budget: FloodBudget
+    has_settings: bool
+    streams: dict[int, Http2Stream]
+    windows: ReceiveWindows
+
+    def on_payload(self, number: int, length: int) -> Http2Stream | None:
+        """Count *length* against the windows; return the stream, None when it has ended."""
+
+    def on_content(self, stream: Http2Stream, view: memoryview, *, end: bool) -> None:
+        """Handle a part of a stream."""
+
+    def room(self, stream: Http2Stream) -> memoryview | None:
+        """Return where the next data of a large message belong, if there is a place."""
+
+    def copy_content(
+        self, stream: Http2Stream, data: Buffer, at: int, rest: int, *, end: bool
+    ) -> tuple[int, int, bool]:
+        """Copy DATA frames of a stream to where its message is collected, if it is.
+
+        Args:
+            stream: The stream.
+            data: Frames.
+            at: Position of the first.
+            rest: How many bytes of an earlier frame come first.
+            end: Whether that frame ends the stream.
+
+        Returns:
+            The position after them, how many bytes of the last one remain, and whether it ends
+            the stream.
+        """
+
+    def on_copied(self, stream: Http2Stream, size: int, rest: int) -> None:
+        """Handle *size* bytes that are in their place; *rest* bytes of their frame remain."""
+
+    def on_block(self, number: int, block: bytes, *, end: bool) -> None:
+        """Handle a complete header block."""
+
+    def on_control(self, kind: int, flags: int, number: int, payload: bytes) -> None:
+        """Handle any other frame."""
+
+    def on_violation(self, fault: Http2ConnectionError) -> None:
+        """Report a connection error of the peer, before the connection ends."""
+
+
+class FrameReader:
+    """Parses the frames of one connection.
 
     Args:
+        events: Handles the frames.
+        take_stream: Handles a stream that has arrived completely.  Gets the data and where it
+            begins; returns the position after the last frame that it has handled, or 0 if it did
+            nothing.
         preface: The bytes that the peer sends first.
         block_bytes: The size limit of a header block.
 
     Attributes:
-        flood_budget: Limits frames that carry nothing.
-        has_settings: The peer has sent its SETTINGS; the subclass sets it.
         is_behind: `feed` has used up the turn of this connection before it parsed all data.
         is_copying: `feed` has copied a part of a large message to its place.
-        max_block: The size limit of a header block.
-        streams: The streams that are not closed in both directions, by number.
         turn_s: How long the connection may parse before other connections get their turn.
-        take_stream: Handles a stream that has arrived completely.  Gets the data and where it
-            begins; returns the position after the last frame that it has handled, or 0 if it did
-            nothing.
     """
 
     # Many connections are idle. With a dictionary each would take 1.4 KB more.
@@ -66,37 +115,38 @@ class FrameReader(ABC):
         "_block",
         "_block_bytes",
         "_block_stream",
+        "_events",
         "_held",
         "_held_at",
         "_is_block_end",
+        "_max_block",
         "_part",
         "_preface",
+        "_take_stream",
         "_turn_end",
         "_turn_frames",
-        "flood_budget",
-        "has_settings",
         "is_behind",
         "is_copying",
-        "max_block",
-        "streams",
-        "take_stream",
         "turn_s",
     )
 
-    take_stream: Callable[[bytes, int], int]
-
-    def __init__(self, preface: bytes, block_bytes: int) -> None:
-        self.flood_budget = FloodBudget()
-        self.streams: dict[int, Http2Stream] = {}
+    def __init__(
+        self,
+        events: FrameEvents,
+        take_stream: Callable[[bytes, int], int],
+        preface: bytes,
+        block_bytes: int,
+    ) -> None:
+        self._events = events
+        self._take_stream = take_stream
         self._preface = preface
-        self.max_block = block_bytes
+        self._max_block = block_bytes
         self._held = b""
         self._held_at = 0
         self.is_behind = self.is_copying = False
         self.turn_s = TURN_S
         self._turn_end = 0.0
         self._turn_frames = 0
-        self.has_settings = False
         self._block: list[bytes] = []
         self._block_stream = 0
         self._block_bytes = 0
@@ -104,11 +154,15 @@ class FrameReader(ABC):
         # The rest of an incomplete DATA frame: stream, bytes of content and of padding, end flag.
         self._part = _NO_PART
 
+    def close(self) -> None:
+        """Detach the connection, a reference cycle otherwise. Call it after the last `feed`."""
+        del self._events, self._take_stream
+
     @property
     def is_reading_block(self) -> bool:
         """Whether the peer is in the middle of its preface, a header block or a small frame."""
         held = self._held and not self.is_behind
-        return bool(self._block_stream or held or self._preface or not self.has_settings)
+        return bool(self._block_stream or held or self._preface or not self._events.has_settings)
 
     def feed(self, data: bytes) -> None:
         """Parse data of the peer, as far as the turn of this connection allows.
@@ -131,7 +185,7 @@ class FrameReader(ABC):
         try:
             if not (at or self._preface or self._block_stream or self._part[0]):
                 # Most clients wait for a response, so one stream is all that has arrived.
-                at = self.take_stream(data, 0)
+                at = self._take_stream(data, 0)
                 if at and at == len(data):
                     return
             if self._preface:
@@ -140,7 +194,7 @@ class FrameReader(ABC):
                 at = self._more_data(data, at)
             at = self._frames(data, at)
         except Http2ConnectionError as fault:
-            self._refused(fault)
+            self._events.on_violation(fault)
             raise
         if at == len(data):
             self.is_behind = False
@@ -180,7 +234,8 @@ class FrameReader(ABC):
         """
         last = len(data) - frames.HEAD_BYTES
         view = memoryview(data)
-        frames_left, max_block, take_stream = self._turn_frames, self.max_block, self.take_stream
+        frames_left, max_block, take_stream = self._turn_frames, self._max_block, self._take_stream
+        events = self._events
         while at <= last and not self._block_stream:
             if frames_left <= 0:
                 self._check_turn()
@@ -205,16 +260,16 @@ class FrameReader(ABC):
             if end > len(data) or not 0 < number <= frames.MAX_WINDOW or not length:
                 break
             if kind == frames.DATA and flags <= frames.END_STREAM and length <= FRAME_BYTES:
-                receiving = self._received_on(number, length)
+                receiving = events.on_payload(number, length)
                 if receiving is not None:
-                    self._deliver(receiving, view[begin:end], end=flags == frames.END_STREAM)
+                    events.on_content(receiving, view[begin:end], end=flags == frames.END_STREAM)
             elif (
                 kind == frames.HEADERS
                 and flags | frames.END_STREAM == frames.LAST_HEADERS
                 and length <= max_block
             ):
                 frames_left -= length >> _TURN_BLOCK_SHIFT
-                self._whole_block(number, data[begin:end], end=flags == frames.LAST_HEADERS)
+                events.on_block(number, data[begin:end], end=flags == frames.LAST_HEADERS)
             else:
                 break
             at = end
@@ -245,7 +300,7 @@ class FrameReader(ABC):
         if kind == frames.CONTINUATION:
             self._continuation(number, flags, payload)
         else:
-            self._control(kind, flags, number, payload)
+            self._events.on_control(kind, flags, number, payload)
 
     def _read_preface(self, data: bytes) -> int:
         size = min(len(data), len(self._preface))
@@ -267,15 +322,15 @@ class FrameReader(ABC):
                 raise Http2ConnectionError(
                     frames.PROTOCOL_ERROR, "a frame between HEADERS and CONTINUATION"
                 )
-            most = FRAME_BYTES if kind == frames.DATA else self.max_block
+            most = FRAME_BYTES if kind == frames.DATA else self._max_block
         else:
             if (kind == frames.CONTINUATION) != bool(self._block_stream):
                 raise Http2ConnectionError(
                     frames.PROTOCOL_ERROR, f"a frame of kind {kind} is out of place"
                 )
-            if not self.has_settings and kind != frames.SETTINGS:
+            if not self._events.has_settings and kind != frames.SETTINGS:
                 raise Http2ConnectionError(frames.PROTOCOL_ERROR, "the first frame is not SETTINGS")
-            most = self.max_block if kind == frames.CONTINUATION else frames.DEFAULT_FRAME
+            most = self._max_block if kind == frames.CONTINUATION else frames.DEFAULT_FRAME
         if length > most:
             code = frames.FRAME_SIZE_ERROR if length > FRAME_BYTES else frames.ENHANCE_YOUR_CALM
             raise Http2ConnectionError(
@@ -286,25 +341,25 @@ class FrameReader(ABC):
         """Parse a DATA frame, or its beginning; return the position in *data*."""
         padding = 0
         end = bool(flags & frames.END_STREAM)
-        stream = self._received_on(number, length)
+        stream = self._events.on_payload(number, length)
         if flags & frames.PADDED:
             padding = data[begin] if length else 0
             if padding >= length:
                 raise Http2ConnectionError(
                     frames.PROTOCOL_ERROR, "the padding of a frame is too long"
                 )
-            self.flood_budget.charge(1)
+            self._events.flood_budget.charge(1)
             if stream is not None:
-                self.grant(stream, padding + 1)
-                self.consume(stream, padding + 1)
+                self._events.windows.grant(stream, padding + 1)
+                self._events.windows.consume(stream, padding + 1)
             begin += 1
             length -= padding + 1
         if not length and not end:
-            self.flood_budget.charge(1)
+            self._events.flood_budget.charge(1)
         stop = begin + length
         if stop + padding <= len(data):
             if stream is not None:
-                self._deliver(stream, memoryview(data)[begin:stop], end=end)
+                self._events.on_content(stream, memoryview(data)[begin:stop], end=end)
             return stop + padding
         self._part = (number, length, padding, end)
         return self._more_data(data, begin)
@@ -314,10 +369,10 @@ class FrameReader(ABC):
 
         The rest of an incomplete frame comes first.
         """
-        stream = self.streams.get(number)
+        stream = self._events.streams.get(number)
         _, rest, padding, end = self._part
         if stream is not None and not padding:
-            stop, rest, end = self._copy_data(stream, data, at, rest, end=end)
+            stop, rest, end = self._events.copy_content(stream, data, at, rest, end=end)
             if stop > at:
                 at = stop
                 self._part = (number, rest, 0, end) if rest else _NO_PART
@@ -349,10 +404,10 @@ class FrameReader(ABC):
         At least `_DIRECT` bytes fit into it, because many small reads would cost more than a copy.
         """
         number, rest, padding, end = self._part
-        stream = None if self._held or padding or rest < _DIRECT else self.streams.get(number)
-        if stream is None:
+        stream = self._events.streams.get(number)
+        if stream is None or self._held or padding or rest < _DIRECT:
             return None
-        room = self._room(stream)
+        room = self._events.room(stream)
         if room is None or (end and rest <= len(room)) or len(room) < _DIRECT:
             return None
         return room[:rest]
@@ -362,7 +417,7 @@ class FrameReader(ABC):
         number, rest, _, end = self._part
         rest -= size
         self._part = (number, rest, 0, end) if rest else _NO_PART
-        self._copied(self.streams[number], size, rest)
+        self._events.on_copied(self._events.streams[number], size, rest)
 
     def _more_data(self, data: bytes, at: int) -> int:
         """Parse the continuation of a DATA frame; return the position in *data*."""
@@ -371,12 +426,12 @@ class FrameReader(ABC):
         if not number:
             return at
         stop = min(len(data), at + length)
-        stream = self.streams.get(number)
+        stream = self._events.streams.get(number)
         available = stop - at
         whole = available == length
         if stream is not None and (available or (whole and end)):  # after them only padding is left
             stream.frame_bytes_left = length - available
-            self._deliver(stream, memoryview(data)[at:stop], end=end and whole)
+            self._events.on_content(stream, memoryview(data)[at:stop], end=end and whole)
         skipped = min(len(data) - stop, padding) if whole else 0
         remaining = (number, length - available, padding - skipped, end and not whole)
         self._part = remaining if remaining[1] or remaining[2] else _NO_PART
@@ -398,7 +453,7 @@ class FrameReader(ABC):
             block = block[_PRIORITY_BYTES:]
         end = bool(flags & frames.END_STREAM)
         if flags & frames.END_HEADERS:
-            self._whole_block(number, block, end=end)
+            self._events.on_block(number, block, end=end)
             return
         self._block = [block]
         self._block_stream, self._block_bytes, self._is_block_end = number, len(block), end
@@ -408,67 +463,11 @@ class FrameReader(ABC):
         self._block_bytes += len(block)
         if number != self._block_stream:
             raise Http2ConnectionError(frames.PROTOCOL_ERROR, "CONTINUATION of another stream")
-        if self._block_bytes > self.max_block or len(self._block) > _BLOCK_FRAMES:
+        if self._block_bytes > self._max_block or len(self._block) > _BLOCK_FRAMES:
             raise Http2ConnectionError(
                 frames.ENHANCE_YOUR_CALM, "a header block has too many fragments or bytes"
             )
-        self.flood_budget.charge(1)
+        self._events.flood_budget.charge(1)
         if flags & frames.END_HEADERS:
             whole, self._block, self._block_stream = b"".join(self._block), [], 0
-            self._whole_block(number, whole, end=self._is_block_end)
-
-    # -- what a subclass does
-
-    @abstractmethod
-    def _received_on(self, number: int, length: int) -> Http2Stream | None:
-        """Count *length* against the windows; return the stream, None when it has ended."""
-
-    @abstractmethod
-    def _deliver(self, stream: Http2Stream, view: memoryview, *, end: bool) -> None:
-        """Handle a part of a stream."""
-
-    @abstractmethod
-    def _room(self, stream: Http2Stream) -> memoryview | None:
-        """Return where the next data of a large message belong, if there is a place."""
-
-    @abstractmethod
-    def _copy_data(
-        self, stream: Http2Stream, data: Buffer, at: int, rest: int, *, end: bool
-    ) -> tuple[int, int, bool]:
-        """Copy DATA frames of a stream to where its message is collected, if it is.
-
-        Args:
-            stream: The stream.
-            data: Frames.
-            at: Position of the first.
-            rest: How many bytes of an earlier frame come first.
-            end: Whether that frame ends the stream.
-
-        Returns:
-            The position after them, how many bytes of the last frame remain, and whether it ends
-            the stream.
-        """
-
-    @abstractmethod
-    def _copied(self, stream: Http2Stream, size: int, rest: int) -> None:
-        """Handle *size* bytes that are in their place; *rest* bytes of their frame remain."""
-
-    @abstractmethod
-    def _whole_block(self, number: int, block: bytes, *, end: bool) -> None:
-        """Handle a complete header block."""
-
-    @abstractmethod
-    def _refused(self, fault: Http2ConnectionError) -> None:
-        """Report a connection error of the peer, before the connection ends."""
-
-    @abstractmethod
-    def _control(self, kind: int, flags: int, number: int, payload: bytes) -> None:
-        """Handle any other frame."""
-
-    @abstractmethod
-    def grant(self, stream: Http2Stream, size: int) -> None:
-        """Open the window of a stream by *size* bytes."""
-
-    @abstractmethod
-    def consume(self, stream: Http2Stream, size: int) -> bool:
-        """Note that *size* bytes of a stream were consumed; return whether a frame was written."""
+            self._events.on_block(number, whole, end=self._is_block_end)

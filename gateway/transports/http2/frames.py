@@ -81,6 +81,9 @@ DEFAULT_FRAME: Final = 16_384
 MAX_WINDOW: Final = (1 << 31) - 1
 LARGEST_FRAME: Final = (1 << 24) - 1
 
+FRAME_BYTES: Final = 1 << 20
+"""The size limit of a frame that is received."""
+
 FRAME_HEAD: Final = struct.Struct(">BHBBI")
 """Length in two parts, kind, flags, stream."""
 

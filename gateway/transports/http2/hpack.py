@@ -23,9 +23,14 @@ from gateway.transports.http2.frames import (
     COMPRESSION_ERROR,
     ENHANCE_YOUR_CALM,
     Http2ConnectionError,
+    Http2StreamError,
 )
+from gateway.wire.message_cache import ParseCache
 
 Field = tuple[bytes, bytes]
+
+Head = Any
+"""What header fields mean to a connection."""
 
 TABLE_BYTES: Final = 4096
 """Size of the dynamic table that a peer may use: the protocol's default."""
@@ -47,6 +52,8 @@ _MAX_SHIFT = 28
 _RESIZES = 2  # Source: RFC 7541 4.2: the smallest size since the last block, and the current one.
 _REMEMBERED_BYTES = 128
 _ONE_BYTE = 0x7F
+_MAX_CACHED: Final = 64
+_MAX_CACHED_BYTES: Final = 1024
 
 
 Table = tuple[list[Field], int, int]
@@ -55,11 +62,61 @@ Table = tuple[list[Field], int, int]
 NO_ENTRIES: Final[Table] = ([], 0, TABLE_BYTES)
 """The table of a new connection."""
 
-ReadBlock = Callable[[bytes, Table], tuple[Any, list[Field], Table]]
+ReadBlock = Callable[[bytes, Table], tuple[Head, list[Field], Table]]
 """Returns the head that a block is, or None and its fields; and the table after it.
 
 Raises Http2ConnectionError as `decode_block` does.
 """
+
+
+class HeaderBlockReader:
+    """Reads the header blocks that one peer sends, with its dynamic table.
+
+    Args:
+        read_head: Returns the meaning of header fields, or an Http2StreamError.  It must be a pure
+            function, because its results are cached.
+        read_block: Reads the usual header blocks; None to read the fields of all.
+        max_block: The size limit of the fields of one block.
+
+    Attributes:
+        max_block: The size limit of the fields of one block.
+    """
+
+    __slots__ = ("_has_heads", "_heads", "_read_block", "_read_head", "_table", "max_block")
+
+    def __init__(
+        self,
+        read_head: Callable[[list[Field]], Head | Http2StreamError],
+        read_block: ReadBlock | None,
+        max_block: int,
+    ) -> None:
+        self._read_head = read_head
+        self._read_block = read_block
+        self._table = NO_ENTRIES
+        self._heads: ParseCache[Head] = ParseCache(_MAX_CACHED, _MAX_CACHED_BYTES)
+        self._has_heads = False
+        self.max_block = max_block
+
+    def read(self, block: bytes) -> Head | Http2StreamError:
+        """Return what a block means. Raises Http2ConnectionError if it is malformed."""
+        head: Head | Http2StreamError | None = self._heads.get(block) if self._has_heads else None
+        if head is not None:
+            return head
+        before = self._table
+        if self._read_block is None:
+            fields, self._table = decode_block(block, before, self.max_block)
+        else:
+            head, fields, self._table = self._read_block(block, before)
+        if head is None:
+            head = self._read_head(fields)
+        if self._table is not before:  # until then, equal bytes mean equal fields
+            if self._has_heads:
+                self._has_heads = False
+                self._heads.clear()
+        elif not isinstance(head, Http2StreamError) and self._heads.should_admit(block):
+            self._has_heads = True
+            self._heads.put(block, head)
+        return head
 
 
 @accelerated

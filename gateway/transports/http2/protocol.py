@@ -6,12 +6,12 @@ the core writes nothing, and data waits where it was created.
 
 import asyncio
 import threading
-from time import monotonic
 from typing import Any, Final
 
 from gateway.transports.http2.connection import Http2Connection
 from gateway.transports.http2.frames import Http2ConnectionError
 from gateway.transports.net.sockets import tune, unread_input
+from gateway.transports.net.write_drain import WriteStall
 from gateway.wire.http import Buffer
 
 READ_BYTES: Final = 256 * 1024
@@ -34,16 +34,13 @@ class Http2Protocol(asyncio.Protocol):
         fault: The connection error of the peer, if there was one.
         has_received: Whether data has arrived since a subclass has set it to False.
         is_flushing: Whether the output of the core will be written in the next turn of the loop.
+        stall: The write buffer while it is full; None while it is not.
         turn: Increases with each flush.
     """
 
     __slots__ = (
         "_has_large_reads",
         "_is_paused",
-        "_paused_bytes",
-        "_paused_since",
-        "_stuck_bytes",
-        "_stuck_since",
         "_waits_for_turn",
         "core",
         "fault",
@@ -51,6 +48,7 @@ class Http2Protocol(asyncio.Protocol):
         "is_flushing",
         "is_new",
         "loop",
+        "stall",
         "transport",
         "turn",
     )
@@ -67,10 +65,7 @@ class Http2Protocol(asyncio.Protocol):
         self.turn = 0
         self._has_large_reads = self._is_paused = False
         self._waits_for_turn = False
-        self._stuck_since: float | None = None
-        self._stuck_bytes = 0
-        self._paused_since = 0.0
-        self._paused_bytes = 0
+        self.stall: WriteStall | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Set the socket's options, and write the preface or SETTINGS."""
@@ -88,9 +83,10 @@ class Http2Protocol(asyncio.Protocol):
         ):
             return
         core = self.core
+        reader = core.reader
         self.has_received = True
         try:
-            core.feed(data)
+            reader.feed(data)
         except Http2ConnectionError as fault:
             self.fault = fault.with_traceback(None)  # the traceback would be a reference cycle
             self.broken(fault)
@@ -100,10 +96,10 @@ class Http2Protocol(asyncio.Protocol):
             return
         if core.out and not self.is_flushing:
             self.flush_soon()
-        if core.is_copying and not self._has_large_reads:
+        if reader.is_copying and not self._has_large_reads:
             self.receive_with(LargeReads(self))
             self._has_large_reads = True
-        if core.is_behind:
+        if reader.is_behind:
             self._wait_for_turn()
 
     def receive_with(self, protocol: asyncio.BaseProtocol) -> None:
@@ -123,7 +119,7 @@ class Http2Protocol(asyncio.Protocol):
         """Read what has arrived before *error* ended the connection; for `connection_lost`."""
         for data in unread_input(self.transport, error):
             self.data_received(data)
-            while self.core.is_behind and self.fault is None:
+            while self.core.reader.is_behind and self.fault is None:
                 self.data_received(b"")
 
     def is_foreign(self, data: bytes) -> bool:  # noqa: ARG002  # for subclasses
@@ -144,7 +140,7 @@ class Http2Protocol(asyncio.Protocol):
     def _continue(self) -> None:
         self._waits_for_turn = False
         self.data_received(b"")
-        if self._is_paused and not self.core.is_behind and self.transport is not None:
+        if self._is_paused and not self.core.reader.is_behind and self.transport is not None:
             self._is_paused = False
             if not self.transport.is_closing():
                 self.transport.resume_reading()
@@ -183,35 +179,14 @@ class Http2Protocol(asyncio.Protocol):
     def pause_writing(self) -> None:
         """Stop writing: the write buffer is full."""
         self.core.writer.is_paused = True
-        self._paused_since = self._stuck_since = monotonic()
-        self._stuck_bytes = self.transport.get_write_buffer_size() if self.transport else 0
-        self._paused_bytes = self._stuck_bytes
+        self.stall = WriteStall(self.transport)
 
     def resume_writing(self) -> None:
         """Write again: the write buffer is empty."""
         self.core.writer.is_paused = False
-        self._stuck_since = None
+        self.stall = None
         self.core.writer.pump()
         self.flush()
-
-    @property
-    def stuck_since(self) -> float | None:
-        """Since when the peer has read nothing, on the monotonic clock; None if it reads."""
-        if self._stuck_since is not None and self.transport is not None:
-            remaining = self.transport.get_write_buffer_size()
-            if remaining < self._stuck_bytes:
-                self._stuck_since, self._stuck_bytes = monotonic(), remaining
-        return self._stuck_since
-
-    def paused_s(self, now: float) -> float:
-        """Return for how many seconds the write buffer has been full."""
-        return 0.0 if self._stuck_since is None else now - self._paused_since
-
-    @property
-    def drained_bytes(self) -> int:
-        """How many bytes the peer has read since then."""
-        remaining = self.transport.get_write_buffer_size() if self.transport is not None else 0
-        return self._paused_bytes - remaining
 
     def close(self) -> None:
         """Close after the output is written. A second call does nothing."""
@@ -251,22 +226,22 @@ class LargeReads(asyncio.BufferedProtocol):
 
     def get_buffer(self, _hint: int) -> memoryview:
         """Return the place of the rest of a large frame, or the buffer of the thread."""
-        room = self._connection.core.rest_room
+        room = self._connection.core.reader.rest_room
         self._is_direct = room is not None
         return _BUFFER.view if room is None else room
 
     def buffer_updated(self, size: int) -> None:
         """Put parts of messages in their places, and let the connection receive the rest."""
         connection = self._connection
-        core, at, data = connection.core, size, _BUFFER.view[:size]
+        reader, at, data = connection.core.reader, size, _BUFFER.view[:size]
         if self._is_direct:
-            core.rest_received(size)
+            reader.rest_received(size)
         else:
-            at = core.copy(data)
+            at = reader.copy(data)
         if at < size:
             connection.data_received(bytes(data[at:]))
         connection.has_received = True
-        self._others = 0 if at or core.is_copying else self._others + 1
+        self._others = 0 if at or reader.is_copying else self._others + 1
         if self._others == _OTHER_READS:
             connection.receive_with(connection)
 

@@ -9,7 +9,7 @@ Source: RFC 9113 8.
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from email.utils import formatdate
 from functools import lru_cache
 from typing import Any, Final, Protocol
@@ -31,6 +31,7 @@ from gateway.transports.http.request_body import (
     wait_for_body,
 )
 from gateway.transports.http.request_head import Head, Version
+from gateway.transports.http.response_writer import ResponseWriter
 from gateway.transports.http.states import HttpConnectionState
 from gateway.transports.http2 import frames
 from gateway.transports.http2.connection import Http2Connection
@@ -98,31 +99,56 @@ class StreamWriter:
         state = self._stream.state
         return state is HALF_CLOSED_REMOTE or state is OPEN
 
-    def head(self, block: bytes, *, end: bool = False) -> None:
-        """Write header fields, with *end* as the last of the stream."""
+    def response(
+        self,
+        response: HttpResponse,
+        _keep: bool,  # a stream carries one request
+        _version: Version,
+        varies: bool = False,
+        head_only: bool = False,
+    ) -> None:
+        """Write a complete *response*, with its exact length."""
+        if response.status in _BODILESS:
+            self._head(_block(response), end=True)
+            return
+        size = size_of(response.body)
+        block = _block(response)
+        if response.body or not head_only:  # as in HTTP/1
+            block += literal(b"content-length", b"%d" % size)
+        if varies:
+            block += _VARIES
+        if head_only or not size:
+            self._head(block, end=True)
+        elif self.is_open:
+            core, stream = self._connection.core, self._stream
+            remaining = core.flood_budget.remaining
+            core.writer.send(stream, block, response.body, None, size)
+            # A rejected request earns no refund. An end that waits for a window will be refunded.
+            if response.status >= _FIRST_ERROR:
+                core.flood_budget.remaining = remaining - RESPONSE_REFUND * stream.has_pending_end
+            self._connection.flush_soon()
+
+    def head(self, response: HttpResponse, **_: object) -> None:
+        """Write the head of a streamed response."""
+        self._head(_block(response))
+
+    def proceed(self) -> None:
+        """Send "100 Continue" to a client that waits for it."""
+        self._head(_CONTINUE)
+
+    def _head(self, block: bytes, *, end: bool = False) -> None:
         if self.is_open:
             self._connection.core.writer.head(self._stream, block, end=end)
             self._connection.flush_soon()
 
-    def data(self, buffers: Sequence[Buffer]) -> None:
-        """Write a part of the body, as far as the windows of the client allow."""
-        if self.is_open:
+    def part(self, body: Iterable[Buffer], _version: Version) -> None:
+        """Write a part of a streamed response, as far as the windows of the client allow."""
+        buffers = [buffer for buffer in body if len(buffer)]
+        if buffers and self.is_open:
             self._connection.core.writer.data(self._stream, buffers)
             self._connection.flush_soon()
 
-    def complete(
-        self, block: bytes, buffers: Sequence[Buffer], size: int, *, is_error: bool = False
-    ) -> None:
-        """Write all of a response. That to a rejected request earns no refund."""
-        if self.is_open:
-            core, stream = self._connection.core, self._stream
-            remaining = core.flood_budget.remaining
-            core.writer.send(stream, block, buffers, None, size)
-            if is_error:  # an end that waits for a window will be refunded
-                core.flood_budget.remaining = remaining - RESPONSE_REFUND * stream.has_pending_end
-            self._connection.flush_soon()
-
-    def end(self) -> None:
+    def end(self, _version: Version | None = None) -> None:
         """End the stream after what waits."""
         if self.is_open:
             self._connection.core.writer.end(self._stream, None)
@@ -143,73 +169,25 @@ class StreamWriter:
         return size_of(self._stream.waiting or ())
 
 
-class Http2Exchange(Exchange):
-    """A request on a stream, until its response is written."""
-
-    __slots__ = ()
-
-    @staticmethod
-    def write_response(  # type: ignore[override]  # its transport is a stream
-        transport: StreamWriter,
-        response: HttpResponse,
-        keep: bool,  # noqa: ARG004  # a stream carries one request
-        version: Version,  # noqa: ARG004
-        varies: bool = False,
-        head_only: bool = False,
-    ) -> None:
-        """Write a complete *response*, with its exact length."""
-        if response.status in _BODILESS:
-            transport.head(_block(response), end=True)
-            return
-        size = size_of(response.body)
-        block = _block(response)
-        if response.body or not head_only:  # as in HTTP/1
-            block += literal(b"content-length", b"%d" % size)
-        if varies:
-            block += _VARIES
-        if head_only or not size:
-            transport.head(block, end=True)
-        else:
-            is_error = response.status >= _FIRST_ERROR
-            transport.complete(block, response.body, size, is_error=is_error)
-
-    @staticmethod
-    def write_stream_head(  # type: ignore[override]  # its transport is a stream
-        transport: StreamWriter,
-        response: HttpResponse,
-        keep: bool,  # noqa: ARG004  # a stream carries one request
-        version: Version,  # noqa: ARG004
-    ) -> None:
-        """Write the head of a streamed response."""
-        transport.head(_block(response))
-
-    @staticmethod
-    def write_part(  # type: ignore[override]  # its transport is a stream
-        transport: StreamWriter,
-        body: Iterable[Buffer],
-        version: Version,  # noqa: ARG004
-    ) -> None:
-        """Write one part of a streamed response; nothing when it is empty."""
-        buffers = [buffer for buffer in body if len(buffer)]
-        if buffers:
-            transport.data(buffers)
-
-    @staticmethod
-    def write_end(  # type: ignore[override]  # its transport is a stream
-        transport: StreamWriter,
-        version: Version,  # noqa: ARG004
-    ) -> None:
-        """Write the end of a streamed response."""
-        transport.end()
-
-    @staticmethod
-    def write_continue(transport: StreamWriter) -> None:  # type: ignore[override]
-        """Send "100 Continue" to a client that waits for it."""
-        transport.head(_CONTINUE)
+HTTP2: Final = ResponseWriter(
+    StreamWriter.response,
+    StreamWriter.head,
+    StreamWriter.part,
+    StreamWriter.end,
+    StreamWriter.proceed,
+)
 
 
-class HttpStreamBody:
-    """The body of a request, as it arrives on its stream."""
+class HttpStream:
+    """A plain HTTP request: the `HttpConnection` and the `RequestReader` of its exchange.
+
+    Args:
+        connection: Its connection.
+        stream: Its stream.
+        head: Its header fields.
+        listener: The state of the listener.
+        body: The complete body; None if it has not arrived.
+    """
 
     should_close = False
     state: HttpConnectionState = states.OPEN  # that of the connection is HTTP/2's
@@ -246,7 +224,7 @@ class HttpStreamBody:
         self.responses_sent = 0
         self.client = connection.http_client
         self.cancel_exchange: Callable[[], None] | None = None
-        self.task: asyncio.Task[None] | None = None
+        self.task: asyncio.Task[None] | None = connection.loop.create_task(self._run())
 
     def abort(self) -> None:
         """Reset the stream."""
@@ -332,7 +310,7 @@ class HttpStreamBody:
             self._widen(buffer.reserved_ahead)
 
     def _consume(self, size: int) -> None:
-        if self._connection.core.consume(self._stream, size):
+        if self._connection.core.windows.consume(self._stream, size):
             self._connection.flush_soon()
 
     def _widen(self, ahead: int) -> None:
@@ -340,7 +318,7 @@ class HttpStreamBody:
         stream = self._stream
         short = stream.short_by(ahead)
         if short > 0 and 2 * stream.window <= ahead:
-            self._connection.core.grant(stream, short)
+            self._connection.core.windows.grant(stream, short)
             self._connection.flush_soon()
 
     async def _more(self, pace: TransferRateLimit) -> None:
@@ -382,36 +360,13 @@ class HttpStreamBody:
         self.transport = None
         self._pieces.clear()
 
-
-class HttpStream(HttpStreamBody):
-    """A plain HTTP request: the `HttpConnection` and the `RequestReader` of its exchange.
-
-    Args:
-        connection: Its connection.
-        stream: Its stream.
-        head: Its header fields.
-        listener: The state of the listener.
-        body: The complete body; None if it has not arrived.
-    """
-
-    def __init__(
-        self,
-        connection: RequestStreamConnection,
-        stream: Http2Stream,
-        head: HttpStreamHead,
-        listener: ListenerState,
-        body: memoryview | None,
-    ) -> None:
-        super().__init__(connection, stream, head, listener, body)
-        self.task = connection.loop.create_task(self._run())
-
     async def _run(self) -> None:
         """Handle the request."""
         self._is_running = True
         self._connection.on_http_begin()
         CLIENT_MEMORY.set(self.client.memory)
         try:
-            await Http2Exchange(self._listener, self, self, self.task).run()
+            await Exchange(self._listener, self, self, self.task, HTTP2).run()
         except asyncio.CancelledError:
             self.abort()
             raise
@@ -419,9 +374,7 @@ class HttpStream(HttpStreamBody):
             if self.is_head_sent:
                 self.abort()  # a response that has started must not look complete
             else:
-                Http2Exchange.write_response(
-                    self._writer, failure(error), keep=False, version=self.version
-                )
+                self._writer.response(failure(error), False, self.version)
         finally:
             self.task = None  # which holds what ended it, and that this frame
             self._leave()
@@ -504,8 +457,6 @@ class HttpStream(HttpStreamBody):
         if head.length is None and self.buffered_body:
             return _with_body(head, len(self.buffered_body))
         return head
-
-    # -- the response
 
 
 def _with_body(head: Head, length: int | None) -> Head:

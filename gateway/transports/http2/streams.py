@@ -1,7 +1,7 @@
 """The streams of an HTTP/2 connection, and the writer that sends them within the peer's windows."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from gateway.accelerator import accelerated
@@ -13,8 +13,13 @@ from gateway.transports.http2.flood_control import (
     RESPONSE_REFUND,
     FloodBudget,
 )
-from gateway.transports.http2.frames import frame_head, join_stream
-from gateway.transports.http2.hpack import EMPTY_TABLE
+from gateway.transports.http2.frames import (
+    FRAME_BYTES,
+    Http2ConnectionError,
+    frame_head,
+    join_stream,
+)
+from gateway.transports.http2.hpack import EMPTY_TABLE, TABLE_BYTES
 from gateway.transports.http2.states import (
     CLOSED,
     HALF_CLOSED_LOCAL,
@@ -150,11 +155,13 @@ class Http2StreamWriter:
         has_shrunk: The peer has reduced its HPACK table, which the next header block must
             acknowledge, although this side never uses the table.
         next_number: The number of the next stream of a client; there is none above `MAX_WINDOW`.
+        peer_streams: How many streams the peer allows at once.
     """
 
     __slots__ = (
         "_flood_budget",
         "_out",
+        "_peer_table",
         "_room",
         "_sent",
         "_streams",
@@ -164,6 +171,7 @@ class Http2StreamWriter:
         "initial_window",
         "is_paused",
         "next_number",
+        "peer_streams",
     )
 
     def __init__(
@@ -184,6 +192,8 @@ class Http2StreamWriter:
         self.is_paused = False
         self.has_shrunk = False
         self.next_number = 1
+        self.peer_streams = 100
+        self._peer_table = TABLE_BYTES
 
     def close(self) -> None:
         """Detach the callback: the connection is lost."""
@@ -198,7 +208,7 @@ class Http2StreamWriter:
         """Return a new stream of a client."""
         number = self.next_number
         self.next_number = number + 2
-        # The window of this side is `connection.STREAM_WINDOW`.
+        # The window of this side is `windows.STREAM_WINDOW`.
         stream = new_stream(number, self.initial_window, frames.DEFAULT_WINDOW, owner)
         self._streams[number] = stream
         return stream
@@ -305,14 +315,28 @@ class Http2StreamWriter:
         stream.room += size
         return stream.room <= frames.MAX_WINDOW
 
-    def begin_at(self, window: int, streams: Iterable[Http2Stream]) -> bool:
-        """Set the initial window, and adjust the windows of *streams*; return False on overflow."""
-        difference, self.initial_window = window - self.initial_window, window
-        fits = True
-        for stream in streams:
-            stream.room += difference
-            fits = fits and stream.room <= frames.MAX_WINDOW
-        return fits
+    def apply_setting(self, key: int, value: int) -> None:
+        """Apply a setting of the peer. Raises Http2ConnectionError for a wrong value."""
+        if key == frames.INITIAL_WINDOW_SIZE:
+            difference, self.initial_window = value - self.initial_window, value
+            for stream in self._streams.values():
+                stream.room += difference
+            most = max((stream.room for stream in self._streams.values()), default=value)
+            if max(value, most) > frames.MAX_WINDOW:
+                raise Http2ConnectionError(
+                    frames.FLOW_CONTROL_ERROR, f"a window of {value} bytes is too large"
+                )
+        elif key == frames.MAX_FRAME_SIZE:
+            if not frames.DEFAULT_FRAME <= value <= frames.LARGEST_FRAME:
+                raise Http2ConnectionError(
+                    frames.PROTOCOL_ERROR, f"a frame size of {value} bytes is not allowed"
+                )
+            self.frame_bytes = min(value, FRAME_BYTES)
+        elif key == frames.MAX_CONCURRENT_STREAMS:
+            self.peer_streams = value
+        elif key == frames.HEADER_TABLE_SIZE:
+            self.has_shrunk = self.has_shrunk or value < self._peer_table
+            self._peer_table = value
 
     def pump(self) -> None:
         """Write the data that waits, one stream after another."""

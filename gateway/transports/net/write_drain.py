@@ -69,6 +69,37 @@ async def drain_writes(
             ) from None
 
 
+class WriteStall:
+    """A full write buffer of a connection, until it is empty.
+
+    Args:
+        transport: The transport of the connection; None once it is lost.
+    """
+
+    __slots__ = ("_began_at", "_left", "_moved_at", "_total", "_transport")
+
+    def __init__(self, transport: asyncio.Transport | None) -> None:
+        self._transport = transport
+        self._began_at = self._moved_at = time.monotonic()
+        self._total = self._left = self._remaining()
+
+    def _remaining(self) -> int:
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
+    def idle_s(self, now: float) -> float:
+        """Return for how long the peer has read nothing, measured from one call to the next."""
+        remaining = self._remaining()
+        if remaining < self._left:
+            self._moved_at, self._left = time.monotonic(), remaining
+        return now - self._moved_at
+
+    def is_too_long(self, now: float, limits: ServerLimits) -> bool:
+        """Return whether a client reads nothing, or too slowly."""
+        is_idle = self.idle_s(now) > limits.write_idle_timeout_s
+        read_bytes = self._total - self._remaining()
+        return is_idle or now - self._began_at > write_time(read_bytes, limits)
+
+
 def write_time(size: int, limits: ServerLimits) -> float:
     """Return how many seconds a client may take to read *size* bytes."""
     return limits.write_min_rate_grace_s + size / limits.write_min_rate_bytes_s

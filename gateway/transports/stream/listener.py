@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from gateway.ir.errors import GatewayError, Overloaded
 from gateway.transports.authentication import Authentication
+from gateway.transports.client_shares import ClientShares
 from gateway.transports.connection_count import (
     DESCRIPTORS,
     ConnectionCount,
@@ -17,6 +18,7 @@ from gateway.transports.contract import ServerLimits, StreamFrontend
 from gateway.transports.memory_budget import MemoryBudget
 from gateway.transports.net.refused_connection import refuse_connection
 from gateway.transports.net.sockets import tune
+from gateway.transports.reservation import Reservation
 from gateway.transports.slots import ConcurrencyLimiter
 from gateway.transports.stream.refused import RefusedConnection
 from gateway.wire.stream import Frame, Framer
@@ -88,6 +90,10 @@ class StreamListenerState:
     is_open: bool = True
     connections: set[FramedConnection] = field(default_factory=set)
     emptied: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def reservation(self, client: ClientShares) -> Reservation:
+        """Return a reservation in the share of a client."""
+        return Reservation(self.budget, self.limits.queue_wait_s, client.memory)
 
     def enter(self, connection: FramedConnection, transport: Any) -> str | None:
         """Accept a connection and return its client address; return None if it is rejected.

@@ -2,22 +2,19 @@
 
 Frames are split as they arrive and handled in tasks: one at a time if the protocol responds in
 order, several if it numbers its frames.  The number and the bytes of frames that are read ahead are
-limited.  `pacing` limits the time of a client, `liveness` notices that it has left, and `server`
+limited.  `incomplete_frame` reserves memory for a frame as it arrives, `frame_writer` writes the
+responses, `pacing` limits the time of a client, `liveness` notices that it has left, and `server`
 listens.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable
-from contextlib import aclosing
-from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
 import structlog
 
 from gateway.concurrency.limiter import CLIENT_MEMORY, WAITED_S
-from gateway.ir.context import Client
 from gateway.ir.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -27,20 +24,15 @@ from gateway.ir.errors import (
     Unauthenticated,
     Unavailable,
 )
-from gateway.transports.authentication import MAX_DRAINED_BYTES, peer_of
+from gateway.transports.authentication import peer_of
 from gateway.transports.callers import IdentifiedCaller
 from gateway.transports.client_shares import NO_CLIENT_SHARES, client_shares
 from gateway.transports.contract import is_probe
 from gateway.transports.net.sockets import has_unread, pause_until_drained
-from gateway.transports.net.write_drain import SlowReaderError, drain_writes
-from gateway.transports.read_ahead import ReadAhead
-from gateway.transports.reservation import (
-    RESPONSE_PATIENCE_S,
-    RESPONSE_UNCOUNTED_BYTES,
-    Reservation,
-    no_memory,
-)
+from gateway.transports.net.write_drain import SlowReaderError
+from gateway.transports.stream.frame_writer import FrameWriter, PendingFrame
 from gateway.transports.stream.identification import FrameIdentification
+from gateway.transports.stream.incomplete_frame import IncompleteFrame
 from gateway.transports.stream.listener import StreamListenerState
 from gateway.transports.stream.liveness import LivenessMonitor
 from gateway.transports.stream.pacing import FrameTimeouts
@@ -53,7 +45,7 @@ from gateway.transports.stream.states import (
     FramedConnectionEvent,
     FramedConnectionState,
 )
-from gateway.wire.http import Buffer, size_of
+from gateway.wire.http import size_of
 from gateway.wire.stream import Frame
 
 log = structlog.get_logger(__name__)
@@ -62,23 +54,6 @@ _LINGER_S = 1.0
 
 _UNREAD_S = 0.02
 """How long a connection that drains has to read what the kernel has received."""
-
-
-@dataclass(slots=True)
-class PendingFrame:
-    """A complete frame without a complete response.
-
-    Attributes:
-        is_late: It arrived after the connection stopped reading.
-        is_answered: A response, or a part of one, was written.
-        has_slot: It holds a slot: its response is not computed.
-    """
-
-    frame: Frame
-    reservation: Reservation
-    is_late: bool
-    is_answered: bool = False
-    has_slot: bool = False
 
 
 class StreamConnection(asyncio.Protocol):
@@ -92,21 +67,18 @@ class StreamConnection(asyncio.Protocol):
         self._address: str | None = None
         self._client = NO_CLIENT_SHARES
         self._identification: FrameIdentification | None = None  # only where clients are asked for
-        self._partial = self._new_lease()
+        self._incomplete = IncompleteFrame(self, listener, self._framer)
+        self._writer = FrameWriter(listener, self._framer)
         self._queue: deque[PendingFrame] = deque()
         self._running: dict[asyncio.Task[None], PendingFrame] = {}
-        self._room: asyncio.Task[None] | None = None
         self._farewell: asyncio.Task[None] | None = None
-        self._writing = asyncio.Lock()
-        self._is_writable = asyncio.Event()
-        self._is_writable.set()
         self._ended = asyncio.Event()  # the client sends nothing more
         self._closing_error: GatewayError | None = None
         self._is_reading = True
         self._state: FramedConnectionState = OPEN
         self._drain_timer: asyncio.TimerHandle | None = None
         self._pace = FrameTimeouts(listener.limits, loop, self._too_slow)
-        self._liveness_monitor = LivenessMonitor(loop, self._is_unseen, self._probe)
+        self._liveness_monitor = LivenessMonitor(loop, self._is_unseen, self._writer.probe)
 
     @property
     def in_flight(self) -> int:
@@ -131,7 +103,8 @@ class StreamConnection(asyncio.Protocol):
         self._client = client_shares(self._address, listener.slots, listener.budget, peer)
         if isinstance(self._client.caller, IdentifiedCaller):
             self._identification = FrameIdentification(listener, self._client.caller)
-        self._partial = self._new_lease()
+        self._incomplete.start(self._client, self._identification)
+        self._writer.start(transport, self._client)
         pause_until_drained(transport)
         self._pace.opened()
 
@@ -144,14 +117,15 @@ class StreamConnection(asyncio.Protocol):
         self._liveness_monitor.close()
         if self._drain_timer is not None:
             self._drain_timer.cancel()
-        for task in (*self._running, self._room, self._farewell):
+        for task in (*self._running, self._farewell):
             if task is not None:
                 task.cancel()
-        self._room = self._farewell = None
+        self._farewell = None
         for pending in self._queue:
             pending.reservation.close()
         self._queue.clear()
-        self._partial.close()
+        self._incomplete.close()
+        self._writer.close()
         if self._address is not None:
             self._listener.count.leave(self._address)
             self._address = None
@@ -159,12 +133,12 @@ class StreamConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """Note that the write buffer is full."""
-        self._is_writable.clear()
+        self._writer.pause()
 
     def resume_writing(self) -> None:
         """Note that the write buffer is empty, and continue."""
-        self._is_writable.set()
-        self._advance()
+        self._writer.resume()
+        self.advance()
 
     def data_received(self, data: bytes) -> None:
         """Split *data* into frames, and start to handle them."""
@@ -179,19 +153,18 @@ class StreamConnection(asyncio.Protocol):
         # read.  Otherwise one client could keep it open for ever.
         late = self._state is DRAINING and self._listener.width > 1
         for frame in frames:
-            self._partial.stop_watching()
+            lease = self._incomplete.complete()
             client = self._client.caller.client()
             sent = Frame(
                 frame.payload, frame.correlation, frame.deadline, frame.extra_bytes, client
             )
-            self._queue.append(PendingFrame(sent, self._partial, late))
-            self._partial = self._new_lease()
+            self._queue.append(PendingFrame(sent, lease, late))
         self._pace.received(len(data), partial=self._framer.wanted > 0, frames=len(frames))
         if fault is not None:
-            self._end_reading(fault)
+            self.end_reading(fault)
         else:
-            self._hold()
-        self._advance()
+            self._incomplete.hold()
+        self.advance()
 
     def eof_received(self) -> bool:
         """Finish the complete frames of a client that has closed its half."""
@@ -203,124 +176,45 @@ class StreamConnection(asyncio.Protocol):
             self._framer.receive(b"")
         except GatewayError as error:
             fault = error
-        self._end_reading(fault)
-        self._advance()
+        self.end_reading(fault)
+        self.advance()
         return True
 
-    # -- the incomplete frame
+    # -- the end of reading
 
-    def _hold(self) -> None:
-        """Reserve memory for an incomplete frame, one step ahead."""
-        wanted, held = self._framer.wanted, self._partial
-        if not wanted or self._room is not None or not self._is_client_known():
-            return
-        if not held.size_bytes:
-            held.watch_progress(self._position, self._abort_stalled)
-        more = held.step(self._framer.held, wanted)
-        if more > 0 and not held.try_grow(more):
-            self._room = self._loop.create_task(self._wait_for_room(more))
-
-    def _is_client_known(self) -> bool:
-        """Return whether the client of the incomplete frame may send it.
-
-        Where clients are asked for, it is as soon as the metadata of the frame has arrived.
-        """
-        identification = self._identification
-        if identification is None:
-            return True
-        result = identification.results.get(self._partial)
-        if result is None:
-            frame = self._framer.incomplete()
-            if frame is None:
-                return False
-            try:
-                found, _ = identification.ask(frame)
-            except GatewayError as error:
-                self._deny_partial(identification, frame, error)
-                return False
-            if not isinstance(found, Client):
-                waiting = self._wait_for_client(identification, frame, found)
-                self._room = self._loop.create_task(waiting)
-                return False
-            result = identification.results[self._partial] = found
-        return isinstance(result, Client)
-
-    async def _wait_for_client(
-        self, identification: FrameIdentification, frame: Frame, found: Awaitable[Client]
-    ) -> None:
-        try:
-            client = await found
-        except GatewayError as error:
-            self._room = None
-            self._deny_partial(identification, frame, error)
-        else:
-            self._room = None
-            identification.results[self._partial] = client
-            self._hold()
-        self._advance()
-
-    def _deny_partial(
-        self, identification: FrameIdentification, frame: Frame, error: GatewayError
-    ) -> None:
-        """Refuse a frame when it is complete; at once if that would take many bytes."""
-        identification.results[self._partial] = error.with_traceback(None)
-        if self._framer.wanted > MAX_DRAINED_BYTES:
-            self._queue.append(PendingFrame(frame, self._partial, is_late=False))
-            self._partial = self._new_lease()
-            self._end_reading(None)
-
-    def _position(self) -> int:
-        return self._framer.held
-
-    def _abort_stalled(self, error: GatewayError) -> None:
-        self._end_reading(error)
-        self._advance()
-
-    async def _wait_for_room(self, size: int) -> None:
-        try:
-            await self._partial.grow(size)
-        except GatewayError as error:
-            self._room = None
-            self._end_reading(error.with_traceback(None))
-        else:
-            self._room = None
-        self._advance()
-
-    def _end_reading(self, error: GatewayError | None) -> None:
+    def end_reading(self, error: GatewayError | None) -> None:
         """Read nothing more; after the pending responses, send *error* and close."""
         if not self._reads_frames:
             return
         self._move(FramedConnectionEvent.STOP_READING)
         self._closing_error = error
-        self._drop_partial()
-
-    def _drop_partial(self) -> None:
-        """Drop an incomplete frame, of which nothing more is read."""
-        if self._room is not None:
-            self._room.cancel()
-            self._room = None
-        self._partial.close()
+        self._incomplete.drop()
 
     def _too_slow(self, limit: str) -> None:
         """Close a connection that is idle too long, or whose frame arrives too slowly."""
         if self._framer.wanted:
-            self._end_reading(
+            self.end_reading(
                 InvalidRequest(
                     f"a frame came too slowly: {self._pace.received_bytes} of "
                     f"{self._framer.wanted} bytes in {self._pace.elapsed_s:.1f} s",
                     limit=limit,
                 )
             )
-            self._advance()
+            self.advance()
             return
         if limit == "header_timeout_s":
             error = InvalidRequest("a connection sent no request", limit=limit)
-            self._listener.on_reject(self._with_client(error))
+            self._report(error)
         self._transport.close()
 
-    def _new_lease(self) -> Reservation:
-        listener = self._listener
-        return Reservation(listener.budget, listener.limits.queue_wait_s, self._client.memory)
+    def _report(self, error: GatewayError) -> None:
+        """Report an error of the client that reaches no frontend."""
+        error.client = self._client.caller.client()
+        self._listener.on_reject(error)
+
+    def enqueue(self, pending: PendingFrame) -> None:
+        """Handle a frame when it is its turn."""
+        self._queue.append(pending)
 
     # -- progress after each event
 
@@ -331,11 +225,13 @@ class StreamConnection(asyncio.Protocol):
     def _reads_frames(self) -> bool:
         return self._state is OPEN or self._state is DRAINING
 
-    def _advance(self) -> None:
+    def advance(self) -> None:
         """Start the frames that can be handled, update reading, and close at the end."""
         # A client that does not read its responses gets no further ones.
         while (
-            self._queue and len(self._running) < self._listener.width and self._is_writable.is_set()
+            self._queue
+            and len(self._running) < self._listener.width
+            and not self._writer.is_blocked()
         ):
             pending = self._queue.popleft()
             task = self._loop.create_task(self._answer(pending))
@@ -362,11 +258,11 @@ class StreamConnection(asyncio.Protocol):
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("internal error", exc_info=error)
             self.abort()
-        self._advance()
+        self.advance()
 
     def _update_reading(self) -> None:
         """Read while there is room; the kernel keeps the rest."""
-        full = self.in_flight >= self._listener.ahead or self._room is not None
+        full = self.in_flight >= self._listener.ahead or self._incomplete.is_waiting
         is_last = self._state is DRAINING and not self._framer.wanted
         unwanted = is_last and self._listener.width == 1
         reading = not (full or unwanted) or not self._reads_frames
@@ -389,7 +285,7 @@ class StreamConnection(asyncio.Protocol):
         try:
             await self._ask_or_give_up(pending)
         except SlowReaderError as error:
-            self._listener.on_reject(self._with_client(Cancelled(str(error), limit=error.limit)))
+            self._report(Cancelled(str(error), limit=error.limit))
         except OSError:  # the client has left
             self.abort()
 
@@ -417,7 +313,7 @@ class StreamConnection(asyncio.Protocol):
             reservation.close()
             await self._refuse(pending, error)
             if self._listener.closes_denied and isinstance(error, Unauthenticated):
-                self._end_reading(None)
+                self.end_reading(None)
             return False
         return True
 
@@ -446,12 +342,7 @@ class StreamConnection(asyncio.Protocol):
             waited_s += reservation.waited_s
             if waited_s:
                 WAITED_S.set(waited_s)
-            found = await self._listener.frontend.handle(pending.frame)  # as `_ask`
-            if isinstance(found, Frame):
-                self._release_slot(pending)
-                await self._write(found, pending)
-            else:
-                await self._relay(found, pending)
+            await self._ask(pending)
         except (DeadlineExceeded, Overloaded) as error:
             await self._refuse(pending, error)
         finally:
@@ -466,87 +357,13 @@ class StreamConnection(asyncio.Protocol):
     async def _ask(self, pending: PendingFrame) -> None:
         found = await self._listener.frontend.handle(pending.frame)
         if isinstance(found, Frame):
-            await self._write(found, pending)
-        else:
-            await self._relay(found, pending)
-
-    async def _relay(self, found: AsyncGenerator[Frame, None], pending: PendingFrame) -> None:
-        """Write the frames of a stream, as far ahead of the client as allowed."""
-        ahead = ReadAhead(
-            self._new_lease(), self._is_blocked, self._drained, self._unwritten, self._give_way
-        )
-        async with ahead:
-            async with aclosing(found) as answers:
-                async for answer in answers:
-                    await ahead.admit(size_of(answer.payload), answer.payload)
-                    self._write_frame(answer, pending)
-                    ahead.written()
             self._release_slot(pending)
-
-    def _is_blocked(self) -> bool:
-        return not self._is_writable.is_set()
-
-    def _give_way(self, _error: GatewayError) -> None:
-        self.abort()
+            await self._writer.write(found, pending)
+        else:
+            await self._writer.relay(found, pending, self._release_slot)
 
     async def _refuse(self, pending: PendingFrame, error: GatewayError) -> None:
-        await self._write(self._listener.frontend.reject(self._with_client(error)), pending)
-
-    def _with_client(self, error: GatewayError) -> GatewayError:
-        """Return *error*, after adding the client to it."""
-        error.client = self._client.caller.client()
-        return error
-
-    async def _write(self, answer: Frame, pending: PendingFrame) -> None:
-        """Write a frame, with the number of its question, and wait until the kernel has it."""
-        size = size_of(answer.payload)
-        if size <= RESPONSE_UNCOUNTED_BYTES and not self._writing.locked():
-            await self._write_now(answer, pending)
-            return
-        # Until the client has read it, the budget counts the response and not the request.
-        pending.reservation.close()
-        pending.frame = Frame((), pending.frame.correlation)
-        held = self._new_lease()
-        try:
-            if held.try_grow_response(size):
-                held.watch_progress(self._unwritten, self._give_way, RESPONSE_PATIENCE_S)
-            else:
-                answer = self._listener.frontend.reject(self._with_client(no_memory(size)))
-            await self._write_now(answer, pending)
-        finally:
-            held.close()
-
-    def _unwritten(self) -> int:
-        return 0 if self._transport is None else self._transport.get_write_buffer_size()
-
-    async def _write_now(self, answer: Frame, pending: PendingFrame) -> None:
-        async with self._writing:
-            self._write_frame(answer, pending)
-            await self._flush()
-
-    def _write_frame(self, answer: Frame, pending: PendingFrame) -> None:
-        """Write a frame, which may have to wait for the client."""
-        if self._transport is None or self._transport.is_closing():
-            raise ConnectionResetError("the client has left")
-        buffers = self._framed(Frame(answer.payload, pending.frame.correlation))
-        pending.is_answered = True
-        self._transport.writelines(buffers)
-
-    async def _drained(self) -> None:
-        """Wait until the client has read what all tasks have written."""
-        async with self._writing:
-            await self._flush()
-
-    def _framed(self, frame: Frame) -> list[Buffer]:
-        try:
-            return self._framer.send(frame)
-        except GatewayError as error:  # no frame can carry it
-            refusal = self._listener.frontend.reject(self._with_client(error))
-            return self._framer.send(Frame(refusal.payload, frame.correlation))
-
-    async def _flush(self) -> None:
-        if not self._is_writable.is_set():
-            await drain_writes(self._transport, self._is_writable, self._listener.limits)
+        await self._writer.write(self._writer.refusal(error), pending)
 
     # -- ending
 
@@ -565,16 +382,16 @@ class StreamConnection(asyncio.Protocol):
             return
         if self._state is OPEN:
             self._move(FramedConnectionEvent.DRAIN)
-        self._advance()
+        self.advance()
 
     def fail_in_flight(self) -> None:
         """End the requests in progress with an error, and close."""
         self._move(FramedConnectionEvent.GIVE_UP)
         if self._state is GIVEN_UP:
-            self._drop_partial()
+            self._incomplete.drop()
         for task in list(self._running):
             task.cancel()
-        self._advance()
+        self.advance()
 
     def abort(self) -> None:
         """Close at once, without the rest of the output."""
@@ -592,9 +409,7 @@ class StreamConnection(asyncio.Protocol):
         """Send the last frame, and read for a moment so that no reset destroys it."""
         try:
             if error is not None:
-                refusal = self._listener.frontend.reject(self._with_client(error))
-                self._transport.writelines(self._framer.send(refusal))
-                await self._flush()
+                await self._writer.write_last(error)
             if not self._ended.is_set() and self._transport.can_write_eof():
                 self._transport.write_eof()
                 async with asyncio.timeout(_LINGER_S):
@@ -612,10 +427,6 @@ class StreamConnection(asyncio.Protocol):
             return False
         # A task whose response is written counts as running until the loop has called back.
         return bool(self._queue) or not all(each.is_answered for each in self._running.values())
-
-    def _probe(self) -> None:
-        if self._is_writable.is_set():  # otherwise a failed write would show it
-            self._transport.write(self._framer.begin())
 
 
 def _shutting_down() -> Unavailable:

@@ -14,7 +14,7 @@ def test_prefixes_in_frames_of_their_own_are_no_flood() -> None:
     """A server may write the prefix of each token before the token."""
     connection = mock.MagicMock()
     connection.core.flood_budget = budget = FloodBudget()
-    connection.core.consume.return_value = False
+    connection.core.windows.consume.return_value = False
     call = ClientCall(connection, Http2Stream(1, 0, 65_535, None), 1 << 20, 0, False, None)
     call.on_headers(GrpcResponseHead(200, True, None, "", (), ""), end=False)
     before = budget.remaining

@@ -16,7 +16,7 @@ from gateway.transports.contract import GrpcFrontend, GrpcMount, MemoryBudget, S
 from gateway.transports.grpc.server import GrpcServer
 from gateway.transports.grpc.server_connection import GrpcServerConnection
 from gateway.transports.http2 import frames
-from gateway.transports.http2.frame_reader import FRAME_BYTES
+from gateway.transports.http2.frames import FRAME_BYTES
 from gateway.transports.http2.hpack import literal
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
 

@@ -43,7 +43,7 @@ def test_a_message_that_fills_its_buffer_is_not_copied() -> None:
 async def test_a_complete_unread_message_is_not_a_stalled_one() -> None:
     """A complete message in a stream's queue does not fail while others wait for memory."""
     connection, stream = mock.MagicMock(), mock.MagicMock(unread=0)
-    connection.core.consume.return_value = False
+    connection.core.windows.consume.return_value = False
     stream.short_by.return_value = 0
     budget = MemoryBudget(1 << 20)
     failures: list[GatewayError] = []
@@ -65,7 +65,7 @@ async def test_prefixes_in_frames_of_their_own_are_no_flood() -> None:
     """Each complete message refunds one small frame before it, and no more."""
     connection, stream = mock.MagicMock(), mock.MagicMock(unread=0)
     stream.short_by.return_value = 0
-    connection.core.consume.return_value = False
+    connection.core.windows.consume.return_value = False
     connection.core.flood_budget = budget = FloodBudget()
     reservation = Reservation(MemoryBudget(1 << 20), 0.0)
     unused = cast("Any", None)

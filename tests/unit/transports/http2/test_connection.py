@@ -39,7 +39,7 @@ class Seen(FrameByFrame):
         self.core = Http2Connection(
             self, self.read, client=client, streams=streams, header_bytes=16_384
         )
-        self.core.turn_s = math.inf  # all is read at once
+        self.core.reader.turn_s = math.inf  # all is read at once
 
     @staticmethod
     def read(fields: Sequence[Field]) -> list[Field] | Http2StreamError:
@@ -99,7 +99,7 @@ def test_server_interoperates_with_h2(body: bytes, size: int) -> None:
         client.send_data(1, piece)
     client.end_stream(1)
     for piece in pieces(client.data_to_send(), max(size, 1 if len(sent) < 3000 else 50)):
-        server.core.feed(piece)
+        server.core.reader.feed(piece)
     assert sent == server.data_of[1]
     expected = {name.encode(): value.encode() for name, value in FIELDS}
     assert ["settled", ("head", 1, expected, False), ("end", 1)] == server.log
@@ -113,7 +113,7 @@ def test_server_interoperates_with_h2(body: bytes, size: int) -> None:
                 client.acknowledge_received_data(event.flow_controlled_length, 1)
             elif isinstance(event, h2.events.TrailersReceived):
                 trailers = list(event.headers or ())
-        server.core.feed(client.data_to_send())
+        server.core.reader.feed(client.data_to_send())
     assert sent == received
     assert [("grpc-status", "0")] == [(each[0], each[1]) for each in trailers]
     assert {} == server.core.streams
@@ -139,7 +139,7 @@ def test_client_interoperates_with_h2(body: bytes) -> None:
         answer = server.data_to_send()
         if not data and not answer:
             break
-        client.core.feed(answer)
+        client.core.reader.feed(answer)
     assert body == received
     assert body[:60_000] == client.data_of.get(1, b"")
     assert ("head", 1, {b"grpc-status": b"0"}, True) == client.log[-1]
@@ -149,7 +149,7 @@ def test_client_interoperates_with_h2(body: bytes) -> None:
 def server_after(*frames_: bytes, streams: int = 100) -> Seen:
     """Return a server that has received the preface and *frames_*."""
     server = Seen(streams=streams)
-    server.core.feed(PREFACE + b"".join(frames_))
+    server.core.reader.feed(PREFACE + b"".join(frames_))
     return server
 
 
@@ -163,7 +163,7 @@ def fault(*frames_: bytes, streams: int = 100) -> Http2ConnectionError:
     """Feed a server an invalid frame; return its error after checking the GOAWAY."""
     server = Seen(streams=streams)
     with pytest.raises(Http2ConnectionError) as caught:
-        server.core.feed(PREFACE + b"".join(frames_))
+        server.core.reader.feed(PREFACE + b"".join(frames_))
     goaway = b"".join(server.core.out).rpartition(bytes([frames.GOAWAY, 0, 0, 0, 0, 0]))[2]
     assert caught.value.code == int.from_bytes(goaway[4:8], "big")
     return caught.value
@@ -233,7 +233,7 @@ def test_invalid_framing_ends_the_connection(name: str) -> None:
 def test_a_connection_starts_with_preface_and_settings(greeting: bytes) -> None:
     """Any other first bytes are a connection error."""
     with pytest.raises(Http2ConnectionError):
-        Seen().core.feed(greeting)
+        Seen().core.reader.feed(greeting)
 
 
 def test_padding_and_priority_are_removed() -> None:
@@ -252,7 +252,7 @@ def test_padded_data_survives_any_cut(size: int) -> None:
     server = server_after(opening())
     data = frame(frames.DATA, 0x8, 1, b"\x0aabcdef" + bytes(10)) + frame(frames.DATA, 1, 1, b"g")
     for piece in pieces(data, size):
-        server.core.feed(piece)
+        server.core.reader.feed(piece)
     assert b"abcdefg" == server.data_of[1]
 
 
@@ -267,12 +267,12 @@ class Parts(Seen):
 def test_late_padding_is_not_a_part_after_the_end(content: bytes) -> None:
     """The last part has the end, although the padding of its frame is still missing."""
     server = Parts()
-    server.core.feed(PREFACE + opening())
+    server.core.reader.feed(PREFACE + opening())
     server.log.clear()
     data = frame(frames.DATA, frames.PADDED | frames.END_STREAM, 1, b"\x05" + content + bytes(5))
-    server.core.feed(data[:-3])
-    server.core.feed(data[-3:])
-    server.core.feed(frame(frames.PING, 0, 0, bytes(8)))
+    server.core.reader.feed(data[:-3])
+    server.core.reader.feed(data[-3:])
+    server.core.reader.feed(frame(frames.PING, 0, 0, bytes(8)))
     assert [(content, True)] == server.log
 
 
@@ -291,7 +291,7 @@ def test_a_long_header_block_is_sent_in_continuations() -> None:
     client, server = peer(client=True), Seen()
     client.receive_data(server.take())
     client.send_headers(1, FIELDS, end_stream=True)
-    server.core.feed(client.data_to_send())
+    server.core.reader.feed(client.data_to_send())
     long = ANSWER + literal(b"x-long", b"v" * 40_000)
     server.core.writer.send(server.core.streams[1], long, [b"x"], TRAILERS)
     client.decoder.max_header_list_size = 1 << 20
@@ -308,7 +308,7 @@ def test_a_smaller_header_table_is_acknowledged_once(body: bytes) -> None:
     client.receive_data(server.take())
     for number in (1, 3):
         client.send_headers(number, FIELDS, end_stream=True)
-        server.core.feed(client.data_to_send())
+        server.core.reader.feed(client.data_to_send())
         client.receive_data(server.take())  # acknowledges: from now on the library insists
         server.core.writer.send(server.core.streams[number], ANSWER, [body], TRAILERS)
         sent = server.take()
@@ -329,7 +329,7 @@ def test_streams_over_the_limit_are_refused() -> None:
     """The third of three streams is reset as refused; a later one is accepted after a reset."""
     server = server_after(opening(1), opening(3), opening(5), streams=2)
     assert frames.reset(5, frames.REFUSED_STREAM) in server.take()
-    server.core.feed(frames.reset(1, frames.CANCEL) + opening(7))
+    server.core.reader.feed(frames.reset(1, frames.CANCEL) + opening(7))
     assert [1, 3, 7] == [each[1] for each in server.log if each[0] == "head"]
 
 
@@ -340,13 +340,13 @@ def test_flow_control_windows_limit_the_output() -> None:
     for number in (1, 3):
         server.core.writer.send(server.core.streams[number], ANSWER, [b"x" * 25], TRAILERS)
     assert 20 == server.take().count(b"x")
-    server.core.feed(frames.window_update(1, 100))
+    server.core.reader.feed(frames.window_update(1, 100))
     assert 15 == server.take().count(b"x")
     assert ("sent", 1) == server.log[-1]
     assert [3] == list(server.core.streams)
-    server.core.feed(frames.settings([(4, 5)]))
+    server.core.reader.feed(frames.settings([(4, 5)]))
     assert b"x" not in server.take()
-    server.core.feed(frames.settings([(4, 30)]))
+    server.core.reader.feed(frames.settings([(4, 30)]))
     assert 15 == server.take().count(b"x")
     assert {} == server.core.streams
 
@@ -368,10 +368,10 @@ def test_the_connection_window_is_updated_after_half() -> None:
     server = server_after(*[opening(number) for number in range(1, 200, 2)], streams=100)
     server.take()
     for number in range(1, 19, 2):
-        server.core.feed(b"".join([frame(frames.DATA, 0, number, bytes(16_000))] * 4))
+        server.core.reader.feed(b"".join([frame(frames.DATA, 0, number, bytes(16_000))] * 4))
     assert bytes([0, 0, 4, frames.WINDOW_UPDATE, 0, 0, 0, 0, 0]) not in server.take()
     assert [True] == [
-        server.core.consume(stream, 64_000) for stream in server.core.streams.values()
+        server.core.windows.consume(stream, 64_000) for stream in server.core.streams.values()
     ][:1]
     assert bytes([0, 0, 4, frames.WINDOW_UPDATE, 0, 0, 0, 0, 0]) in server.take()
 
@@ -379,18 +379,18 @@ def test_the_connection_window_is_updated_after_half() -> None:
 def test_a_grant_widens_the_stream_window() -> None:
     """A stream accepts exactly the granted bytes beyond its window."""
     server = server_after(opening(1))
-    server.core.grant(server.core.streams[1], 10)
+    server.core.windows.grant(server.core.streams[1], 10)
     data = [frame(frames.DATA, 0, 1, bytes(size)) for size in (40_000, 25_535, 10)]
-    server.core.feed(b"".join(data))
+    server.core.reader.feed(b"".join(data))
     with pytest.raises(Http2ConnectionError, match="stream's window"):
-        server.core.feed(frame(frames.DATA, 0, 1, b"x"))
+        server.core.reader.feed(frame(frames.DATA, 0, 1, b"x"))
 
 
 def test_ping_is_acknowledged() -> None:
     """The acknowledgement has the same bytes; a received acknowledgement has none."""
     server = server_after(frame(frames.PING, 0, 0, b"12345678"))
     assert server.take().endswith(frame(frames.PING, frames.ACK, 0, b"12345678"))
-    server.core.feed(frame(frames.PING, frames.ACK, 0, b"12345678"))
+    server.core.reader.feed(frame(frames.PING, frames.ACK, 0, b"12345678"))
     assert b"" == server.take()
 
 
@@ -399,12 +399,12 @@ def test_a_body_unlike_its_expected_length_is_reset() -> None:
     for sent, end in ((b"abcd", False), (b"ab", True)):
         server = server_after(opening(1))
         server.core.streams[1].expected_bytes = 3
-        server.core.feed(frame(frames.DATA, int(end), 1, sent))
+        server.core.reader.feed(frame(frames.DATA, int(end), 1, sent))
         assert ("reset", 1, frames.PROTOCOL_ERROR) == server.log[-1]
         assert {} == server.core.streams
     server = server_after(opening(1))
     server.core.streams[1].expected_bytes = 3
-    server.core.feed(frame(frames.DATA, 0, 1, b"a") + frame(frames.DATA, 1, 1, b"bc"))
+    server.core.reader.feed(frame(frames.DATA, 0, 1, b"a") + frame(frames.DATA, 1, 1, b"bc"))
     assert b"abc" == server.data_of[1]
 
 
@@ -412,9 +412,9 @@ def test_streams_after_the_final_goaway_are_ignored() -> None:
     """The first GOAWAY accepts streams in flight; the final one names the last accepted stream."""
     server = server_after(opening(1))
     server.core.goaway(final=False)
-    server.core.feed(opening(3))
+    server.core.reader.feed(opening(3))
     server.core.goaway(final=True)
-    server.core.feed(opening(5))
+    server.core.reader.feed(opening(5))
     assert [1, 3] == list(server.core.streams)
     assert frames.goaway(3, 0) in server.take()
 
@@ -424,26 +424,29 @@ def test_goaway_resets_the_streams_above_its_last() -> None:
     client = Seen(client=True)
     for _ in range(3):
         client.core.writer.send(client.core.writer.open(None), BLOCK, [b""], None)
-    client.core.feed(frames.settings([(3, 7)]) + frames.goaway(3, 0, "bye"))
+    client.core.reader.feed(frames.settings([(3, 7)]) + frames.goaway(3, 0, "bye"))
     expected = ["settled", ("away", 0, "bye"), ("reset", 5, frames.REFUSED_STREAM)]
     assert expected == client.log
     assert [1, 3] == list(client.core.streams)
-    assert 7 == client.core.peer_streams
+    assert 7 == client.core.writer.peer_streams
 
 
 def test_repeated_header_blocks_are_decoded_from_cache() -> None:
     """The third equal block is not decoded; the first after a table change is."""
-    server = Seen()
     calls = []
 
-    def counted(fields: Sequence[Field]) -> Any:
-        calls.append(fields)
-        return Seen.read(fields)
+    class Counted(Seen):
+        """A receiver that counts the blocks that are decoded."""
 
-    server.core._read_head = counted
-    server.core.feed(PREFACE + opening(1) + opening(3) + opening(5))
+        @staticmethod
+        def read(fields: Sequence[Field]) -> list[Field] | Http2StreamError:
+            calls.append(fields)
+            return Seen.read(fields)
+
+    server = Counted()
+    server.core.reader.feed(PREFACE + opening(1) + opening(3) + opening(5))
     assert 2 == len(calls)
-    server.core.feed(opening(7, block=b"\x40\x01a\x01b" + BLOCK))
+    server.core.reader.feed(opening(7, block=b"\x40\x01a\x01b" + BLOCK))
     assert 3 == len(calls)
-    server.core.feed(opening(9) + opening(11) + opening(13))
+    server.core.reader.feed(opening(9) + opening(11) + opening(13))
     assert 5 == len(calls)

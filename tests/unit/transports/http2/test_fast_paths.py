@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from gateway.transports.http2 import frames
-from gateway.transports.http2.connection import STREAM_WINDOW
 from gateway.transports.http2.frames import Http2ConnectionError, frame
 from gateway.transports.http2.hpack import literal
+from gateway.transports.http2.windows import STREAM_WINDOW
 from tests.unit.transports.http2.test_connection import ANSWER, BLOCK, PREFACE, TRAILERS, Seen
 
 pytestmark = pytest.mark.usefixtures("build")
@@ -84,7 +84,7 @@ def replay(sent: bytes, size: int, *, client: bool) -> Any:
 def replay_pieces(pieces: Iterable[bytes], *, client: bool) -> Any:
     """Feed *pieces*; return the events, state, output and error."""
     seen = Seen(client=client, streams=4)
-    seen.core.feed(frames.settings([]) if client else PREFACE)
+    seen.core.reader.feed(frames.settings([]) if client else PREFACE)
     if client:
         for _ in range(3):
             seen.core.writer.send(seen.core.writer.open(None), BLOCK, [b"hi"], None)
@@ -92,7 +92,7 @@ def replay_pieces(pieces: Iterable[bytes], *, client: bool) -> Any:
     fault = None
     try:
         for piece in pieces:
-            seen.core.feed(piece)
+            seen.core.reader.feed(piece)
     except Http2ConnectionError as found:
         fault = found.code, found.message
     return seen.log, seen.data_of, sorted(seen.core.streams), seen.take(), fault
@@ -126,7 +126,7 @@ def test_a_message_in_one_read_is_a_single_event() -> None:
     """Whole calls and responses are delivered complete, also with cached headers."""
     for client, sent in ((False, CALLS["several"]), (True, ANSWERS["several"])):
         seen = Seen(client=client)
-        seen.core.feed(frames.settings([]) if client else PREFACE)
+        seen.core.reader.feed(frames.settings([]) if client else PREFACE)
         if client:
             for _ in range(3):
                 seen.core.writer.send(seen.core.writer.open(None), BLOCK, [b"hi"], None)
@@ -134,6 +134,6 @@ def test_a_message_in_one_read_is_a_single_event() -> None:
         seen.on_complete_stream = lambda stream, _head, view, _tail, to=wholes: to.append(  # type: ignore[method-assign,misc]
             (stream.number, bytes(view))
         )
-        seen.core.feed(sent)
+        seen.core.reader.feed(sent)
         assert [(number, b"x" * 9) for number in (1, 3, 5)] == wholes
         assert ["settled"] == seen.log

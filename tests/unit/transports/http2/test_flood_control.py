@@ -34,7 +34,7 @@ def rapid_reset(number: int) -> bytes:
 def flood(server: Seen, make: Callable[[], bytes], times: int) -> None:
     """Feed *server* again and again."""
     for _ in range(times):
-        server.core.feed(make())
+        server.core.reader.feed(make())
 
 
 FLOODS: dict[str, Callable[[Callable[[], int]], bytes]] = {
@@ -59,9 +59,9 @@ FLOODS: dict[str, Callable[[Callable[[], int]], bytes]] = {
 def test_a_flood_of_frames_ends_the_connection(name: str) -> None:
     """At most some 2,000 frames of any kind are processed."""
     server, number, make = Seen(), numbers(), FLOODS[name]
-    server.core.feed(PREFACE + opening(1))
+    server.core.reader.feed(PREFACE + opening(1))
     if name in ("resets_of_nothing", "late_data"):
-        server.core.feed(frames.reset(1, frames.CANCEL))
+        server.core.reader.feed(frames.reset(1, frames.CANCEL))
     with pytest.raises(Http2ConnectionError) as caught:
         flood(server, lambda: make(number), 2100)
     assert frames.ENHANCE_YOUR_CALM == caught.value.code
@@ -71,7 +71,7 @@ def test_a_flood_of_frames_ends_the_connection(name: str) -> None:
 def test_refused_streams_count_as_a_flood() -> None:
     """A client that ignores the stream limit loses its connection."""
     server, number = Seen(streams=1), numbers()
-    server.core.feed(PREFACE + opening(1))
+    server.core.reader.feed(PREFACE + opening(1))
     with pytest.raises(Http2ConnectionError):
         flood(server, lambda: opening(number()), 2000)
     assert 1 == len(server.core.streams)
@@ -81,7 +81,7 @@ def test_refused_streams_count_as_a_flood() -> None:
 def test_continuation_frames_are_limited(size: int) -> None:
     """A header block is limited in its frames and its bytes."""
     server = Seen()
-    server.core.feed(PREFACE + frame(frames.HEADERS, 0, 1, b""))
+    server.core.reader.feed(PREFACE + frame(frames.HEADERS, 0, 1, b""))
     with pytest.raises(Http2ConnectionError) as caught:
         flood(server, lambda: frame(frames.CONTINUATION, 0, 1, bytes(size)), 50)
     assert frames.ENHANCE_YOUR_CALM == caught.value.code
@@ -90,7 +90,7 @@ def test_continuation_frames_are_limited(size: int) -> None:
 def test_window_updates_of_a_byte_are_charged() -> None:
     """Reading a response byte by byte exhausts the flood budget."""
     server = Seen()
-    server.core.feed(PREFACE + frames.settings([(4, 0)]) + opening(1, end=True))
+    server.core.reader.feed(PREFACE + frames.settings([(4, 0)]) + opening(1, end=True))
     server.core.writer.send(server.core.streams[1], ANSWER, [bytes(100_000)], TRAILERS)
     with pytest.raises(Http2ConnectionError):
         flood(server, lambda: frames.window_update(1, 1), 3000)
@@ -99,12 +99,12 @@ def test_window_updates_of_a_byte_are_charged() -> None:
 def test_normal_use_is_not_a_flood() -> None:
     """Ten thousand calls, each with updates and a ping, keep their connection."""
     server, number = Seen(), numbers()
-    server.core.feed(PREFACE)
+    server.core.reader.feed(PREFACE)
     for _ in range(10_000):
         one = number()
-        server.core.feed(opening(one, end=True) + frame(frames.PING, 0, 0, bytes(8)))
+        server.core.reader.feed(opening(one, end=True) + frame(frames.PING, 0, 0, bytes(8)))
         server.core.writer.send(server.core.streams[one], ANSWER, [b"hello"], TRAILERS)
-        server.core.feed(frames.window_update(0, 5) + frames.window_update(one, 5))
+        server.core.reader.feed(frames.window_update(0, 5) + frames.window_update(one, 5))
         server.core.out.clear()
     assert {} == server.core.streams
 
@@ -112,11 +112,11 @@ def test_normal_use_is_not_a_flood() -> None:
 def test_messages_of_a_long_stream_refund_its_updates() -> None:
     """A client that reads a long response may update its windows after every message."""
     server = Seen()
-    server.core.feed(PREFACE + opening(1, end=True))
+    server.core.reader.feed(PREFACE + opening(1, end=True))
     stream = server.core.streams[1]
     for _ in range(10_000):
         server.core.writer.data(stream, [b"x" * 100])
-        server.core.feed(frames.window_update(0, 100) + frames.window_update(1, 100))
+        server.core.reader.feed(frames.window_update(0, 100) + frames.window_update(1, 100))
         server.core.out.clear()
     assert 0 == len(stream.waiting or ())
 
@@ -124,9 +124,9 @@ def test_messages_of_a_long_stream_refund_its_updates() -> None:
 def test_the_flood_budget_is_refilled_over_time() -> None:
     """Pings at a low rate are allowed for ever, and the budget does not exceed its maximum."""
     server = Seen()
-    server.core.feed(PREFACE)
+    server.core.reader.feed(PREFACE)
     for _ in range(100):
-        server.core.feed(frame(frames.PING, 0, 0, bytes(8)) * 300)
+        server.core.reader.feed(frame(frames.PING, 0, 0, bytes(8)) * 300)
         server.core.flood_budget.refill()
     assert 2000 == server.core.flood_budget.remaining
 
@@ -136,7 +136,7 @@ def test_updates_after_each_frame_of_a_long_message_are_no_flood(is_paused: bool
     """A client with large windows may update both of them for each frame of 100 MB."""
     server, size = Seen(), 100_000_000
     room = frames.window_update(0, 1 << 30) + frames.settings([(4, 1 << 30)])
-    server.core.feed(PREFACE + room + opening(1, end=True))
+    server.core.reader.feed(PREFACE + room + opening(1, end=True))
     server.core.writer.is_paused = is_paused
     server.core.writer.send(server.core.streams[1], ANSWER, [bytes(size)], TRAILERS)
     server.core.writer.is_paused = False
@@ -149,7 +149,7 @@ def test_updates_after_each_frame_of_a_long_message_are_no_flood(is_paused: bool
 def test_late_frames_of_cancelled_calls_are_no_flood() -> None:
     """A server may be in the middle of 500 streams that this side cancels."""
     client, lows = Seen(client=True), []
-    client.core.feed(frames.settings([]))
+    client.core.reader.feed(frames.settings([]))
     client.core.flood_budget.on_low = lambda: lows.append(1)
     streams = [client.core.writer.open(None) for _ in range(500)]
     for stream in streams:
@@ -157,7 +157,7 @@ def test_late_frames_of_cancelled_calls_are_no_flood() -> None:
     for stream in streams:
         data = frame(frames.DATA, 0, stream.number, bytes(50)) * 4
         trailers = frame(frames.HEADERS, frames.LAST_HEADERS, stream.number, TRAILERS)
-        client.core.feed(data + trailers)
+        client.core.reader.feed(data + trailers)
     assert [] == lows
 
 
@@ -165,7 +165,7 @@ def test_half_of_the_budget_is_reported_once() -> None:
     """The connection can leave before its peer is disconnected."""
     server, lows = Seen(), []
     server.core.flood_budget.on_low = lambda: lows.append(server.core.flood_budget.remaining)
-    server.core.feed(PREFACE)
+    server.core.reader.feed(PREFACE)
     flood(server, lambda: frame(frames.PING, 0, 0, bytes(8)), 1900)
     assert [999] == lows
     assert server.core.flood_budget.was_low
@@ -174,10 +174,10 @@ def test_half_of_the_budget_is_reported_once() -> None:
 def test_streams_after_goaway_are_refused() -> None:
     """Their frames are no error, and GOAWAY names the last stream that was accepted."""
     server = Seen()
-    server.core.feed(PREFACE + opening(1))
+    server.core.reader.feed(PREFACE + opening(1))
     server.core.goaway(final=True)
     late = opening(3) + frame(frames.DATA, 0, 3, b"x") + frames.window_update(3, 1)
-    server.core.feed(late + frames.reset(3, frames.CANCEL))
+    server.core.reader.feed(late + frames.reset(3, frames.CANCEL))
     server.core.goaway(final=True)
     away = frames.goaway(1, frames.NO_ERROR)
     assert server.take().endswith(away + frames.reset(3, frames.REFUSED_STREAM) + away)
