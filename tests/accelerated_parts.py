@@ -632,6 +632,14 @@ def copy_data(random: Random) -> tuple[Any, ...]:
     return random.choice((bytes, memoryview))(sent), 0, 0, rest, window, memoryview(bytearray(room))
 
 
+def address_of(random: Random) -> tuple[memoryview]:
+    """Return a part of a buffer."""
+    return (memoryview(_BUFFER)[random.randrange(len(_BUFFER)) :],)
+
+
+_BUFFER: Final = bytes(64)
+
+
 def new_stream(random: Random) -> tuple[Any, ...]:
     """Return the number, the windows and the owner of a stream."""
     return random.choice((1, 2, 0x7FFFFFFF)), 65_535, random.choice((0, -1, 65_535)), None
@@ -1439,6 +1447,7 @@ PARTS: Final[dict[str, Part]] = {
         described_reader,
         layout_finder,
         copy_data,
+        address_of,
         take_request,
         take_response,
         new_stream,

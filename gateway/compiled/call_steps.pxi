@@ -1,4 +1,5 @@
-# Steps of most calls: concurrency/timeouts.py, telemetry/upstream_metrics.py, ir/tensors/validation.py, backends/validation.py.
+# Steps of most calls: concurrency/timeouts.py, telemetry/upstream_metrics.py, ir/tensors/validation.py, backends/validation.py,
+# policies/hand_over/pool.py.
 
 
 cdef class _TimeoutFields:
@@ -207,3 +208,12 @@ def raw_array(tensor):
     except (TypeError, ValueError):
         return None
     return array if array.nbytes == PyObject_Size(view) else None
+
+
+def address_of(view):
+    """See `gateway.policies.hand_over.pool.address_of`."""
+    cdef Py_buffer raw
+    PyObject_GetBuffer(view, &raw, PyBUF_SIMPLE)
+    cdef Py_ssize_t address = <Py_ssize_t>raw.buf
+    PyBuffer_Release(&raw)
+    return address

@@ -19,12 +19,12 @@ cdef inline bint _is_ascii(text) noexcept:
 
 
 cdef class _RequestWriter:
-    """Where requests have their fields, and the timeout that was written last."""
+    """Where requests have their fields, the timeout and the size of the body that were written last."""
 
     cdef object _request, _coarse_timeout, _last_timeout
     cdef frozenset _with_body
     cdef int64_t _last_count
-    cdef Py_ssize_t _method, _path, _query, _headers, _body, _rest, _request_id
+    cdef Py_ssize_t _method, _path, _query, _headers, _body, _rest, _request_id, _size
 
     def __cinit__(self):
         from gateway.transports.http.timeout_headers import coarse_timeout
@@ -49,7 +49,7 @@ cdef class _RequestWriter:
         return self._last_timeout
 
     cdef bytes _text(self, wire, prefix, line_end, bint has_timeout, double left_s):
-        """Return a small complete request; None for what Python writes."""
+        """Return a complete request, of a large one the head; None for what Python writes."""
         cdef Py_ssize_t size, id_size
         cdef Py_ssize_t total = 3  # a blank, and the empty line
         cdef bint has_length
@@ -67,8 +67,7 @@ cdef class _RequestWriter:
             size = 0
             for each in body:
                 size += PyObject_Size(each)
-        if size > _ONE_BUFFER:
-            return None
+        self._size = size
         method, path, query = _field(wire, self._method), _field(wire, self._path), _field(wire, self._query)
         request_id, lines = _field(wire, self._request_id), lines_of(_field(wire, self._headers))
         if not (
@@ -104,7 +103,7 @@ cdef class _RequestWriter:
                 if not rest:
                     break
             total += PyBytes_GET_SIZE(_LENGTH) + (digits + _WIDEST - digit) + 2
-        joined = PyBytes_FromStringAndSize(NULL, total + size)
+        joined = PyBytes_FromStringAndSize(NULL, total if size > _ONE_BUFFER else total + size)
         out = _put_ascii(PyBytes_AS_STRING(joined), method)
         out[0] = c" "
         out = _put_ascii(_put_ascii(out + 1, prefix), path)
@@ -118,8 +117,14 @@ cdef class _RequestWriter:
             out = _put(_put_ascii(_put(out, _TIMEOUT), timeout), _LINE_END)
         if has_length:
             out = _put(_put_text(_put(out, _LENGTH), digit, digits + _WIDEST - digit), _LINE_END)
-        _put_content(_put(out, _LINE_END), body, size)
+        out = _put(out, _LINE_END)
+        if size <= _ONE_BUFFER:
+            _put_content(out, body, size)
         return joined
+
+    cdef tuple _buffers(self, wire, bytes text):
+        """Return the buffers of the request that `_text` has written."""
+        return (text, *_field(wire, self._body)) if self._size > _ONE_BUFFER else (text,)
 
 
 cdef _RequestWriter _request_writer = None
@@ -135,10 +140,11 @@ cdef inline _RequestWriter _of_requests():
 def request_buffers(wire, prefix, line_end, left_s):
     """See `gateway.transports.http1.client.request_buffers`."""
     cdef double seconds = 0.0 if left_s is None else left_s
-    text = _of_requests()._text(wire, prefix, line_end, left_s is not None, seconds)
+    cdef _RequestWriter writer = _of_requests()
+    text = writer._text(wire, prefix, line_end, left_s is not None, seconds)
     if text is None:
         return _python_version("request_buffers")(wire, prefix, line_end, left_s)
-    return (text,)
+    return writer._buffers(wire, text)
 
 
 cdef class _ClientFields:
@@ -259,7 +265,8 @@ def _send_at_once(self, wire, deadline):
     connection = idle[last]
     if not of._is_fresh(self, connection, now):
         return None
-    text = _of_requests()._text(
+    cdef _RequestWriter writer = _of_requests()
+    text = writer._text(
         wire, _field(self, of._prefix), _field(self, of._line_end), deadline is not None, when - now
     )
     if text is None:
@@ -278,7 +285,10 @@ def _send_at_once(self, wire, deadline):
         waiter = _field(connection, of._loop).create_future()
         _set_field(connection, of._waiter, waiter)
         transport = _field(connection, of._transport)
-        transport.write(text)
+        if writer._size > _ONE_BUFFER:
+            transport.writelines(writer._buffers(wire, text))
+        else:
+            transport.write(text)
         if transport.is_closing():
             connection.note_unsent()
     except BaseException:

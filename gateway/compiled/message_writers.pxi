@@ -19,8 +19,7 @@ cdef class _MessageWriter(_Parts):
     def __cinit__(self, model_part, tensor_part, output_part, python):
         from gateway.ir.tensors.tensor import RequestedOutput
 
-        self._output_part = output_part
-        self._python = python(model_part, tensor_part, output_part)
+        self._output_part, self._python = output_part, python
         self._output, self._output_name = RequestedOutput, _offset(RequestedOutput, "name")
         self._classes, self._shared = _offset(RequestedOutput, "classes"), _offset(RequestedOutput, "shared")
         self._output_parameters = _offset(RequestedOutput, "parameters")
@@ -104,9 +103,9 @@ cdef class _MessageWriter(_Parts):
         return self._output_part(_field(output, self._output_name))
 
 
-def message_writer(model_field, tensor_parts, output_field):
+def message_writer(model_field, tensor_parts, output_field, shared_field=None):
     """See `gateway.protocols.oip.grpc.encode.message_writer`."""
-    python = _python_version("message_writer")
+    python = _python_version("message_writer")(model_field, tensor_parts, output_field, shared_field)
     return _MessageWriter(model_field, tensor_parts, output_field, python).write
 
 

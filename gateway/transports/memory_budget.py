@@ -34,6 +34,11 @@ _SHARES: Final = 4
 _SCARCE: Final = 8
 """The divisor of the part of the budget above which memory is scarce."""
 
+STEP_BYTES: Final = 256 * 1024
+"""The first reservation for a body of unknown length, or while memory is scarce."""
+
+_LARGE_STEP_BYTES: Final = 1024 * 1024
+
 _SMALL: Final = 64
 """A client that uses no more than this part of the budget uses little."""
 
@@ -91,6 +96,7 @@ class MemoryBudget(Limiter):
         is_scarce: What *on_scarce* was called with.
         call_bytes: What a request in flight counts beside its bytes: its task, and what the layers
             keep of it until the reply.
+        step_bytes: The first reservation for a body of known length, if it is not shorter.
         pool: Returns memory for a large request that a server on this machine can read; None where
             there is none. It counts as any other.
     """
@@ -115,6 +121,8 @@ class MemoryBudget(Limiter):
         self._response_at = 0.0  # when memory was acquired for one that had waited
         self._moving: dict[Watched, None] = {}
         self._is_settling = False
+        self._large_step_bytes = max(STEP_BYTES, min(_LARGE_STEP_BYTES, self._small_bytes))
+        self.step_bytes = self._large_step_bytes
         self.pool: Callable[[int], memoryview | None] = no_pool
         self._progress_timer: asyncio.TimerHandle | None = None
 
@@ -234,9 +242,11 @@ class MemoryBudget(Limiter):
         if most * (2 * _SCARCE if self.is_scarce else _SCARCE) > self.limit:
             if not self.is_scarce:
                 self.is_scarce = True
+                self.step_bytes = STEP_BYTES
                 self._on_scarce(True)
         elif self.is_scarce:
             self.is_scarce = False
+            self.step_bytes = self._large_step_bytes
             self._on_scarce(False)
 
     def watch(self, reservation: Watched) -> None:

@@ -10,10 +10,7 @@ from typing import Final
 from gateway.concurrency.limiter import LimiterFull
 from gateway.concurrency.waiters import Share
 from gateway.ir.errors import DeadlineExceeded, Overloaded, TooLarge
-from gateway.transports.memory_budget import MemoryBudget
-
-FIRST_STEP_BYTES: Final = 256 * 1024
-"""The first reservation for a body."""
+from gateway.transports.memory_budget import STEP_BYTES, MemoryBudget
 
 RESPONSE_UNCOUNTED_BYTES: Final = 16 * 1024
 """Smaller responses are not counted unless the socket's send buffer is full."""
@@ -140,7 +137,8 @@ class Reservation:
     def step(self, arrived: int, total: int | None) -> int:
         """Return how many more bytes to reserve when *arrived* bytes have arrived; 0 for none.
 
-        A reservation doubles when three quarters of it are used.
+        A reservation doubles when three quarters of it are used. The first one is for the whole of
+        a usual body, because each step costs a read, or a window that its client waits for.
 
         Args:
             arrived: The bytes that have arrived.
@@ -149,8 +147,9 @@ class Reservation:
         size = self.size_bytes
         if 4 * arrived < 3 * size:
             return 0
-        ahead = max(FIRST_STEP_BYTES, 2 * size)
-        return (ahead if total is None else min(total, ahead)) - size
+        if total is None:
+            return max(STEP_BYTES, 2 * size) - size
+        return min(total, max(self._budget.step_bytes, 2 * size)) - size
 
     def watch_progress(
         self,

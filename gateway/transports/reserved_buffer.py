@@ -93,12 +93,17 @@ class ReservedBuffer:
             else None
         )
 
-    def advance(self, size: int) -> None:
-        """Note that *size* bytes were written into `room`, and reserve the next step."""
+    def advance(self, size: int) -> bool:
+        """Note that *size* bytes were written into `room`, and reserve the next step.
+
+        Returns:
+            Whether there is room for more.
+        """
         filled = self.filled = self.filled + size
         held = self._reservation
         if held.size_bytes < self._size and (more := held.step(filled, self._size)):
             held.try_grow(more)
+        return filled < held.size_bytes
 
     def put(self, data: bytes | memoryview, at: int = 0) -> int:
         """Copy *data* from *at*, as far as memory is reserved; return the position after it."""

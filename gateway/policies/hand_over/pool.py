@@ -15,13 +15,14 @@ from bisect import bisect_right, insort
 from collections import OrderedDict, deque
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
-from weakref import finalize
+from typing import Final, cast
+from weakref import ref
 
 import numpy as np
 import numpy.typing as npt
 import structlog
 
+from gateway.accelerator import accelerated
 from gateway.policies.shared_memory.regions import OWN_PREFIX, SEGMENT_FOLDER
 
 log = structlog.get_logger(__name__)
@@ -137,12 +138,13 @@ class Piece:
         is_doubtful: A call that named it ended without a reply.
     """
 
-    __slots__ = ("_uses", "is_doubtful", "region", "size", "start")
+    __slots__ = ("_uses", "is_doubtful", "memory", "region", "size", "start")
 
     def __init__(self, region: Region, start: int, size: int) -> None:
         self.region, self.start, self.size = region, start, size
         self._uses = 0
         self.is_doubtful = False
+        self.memory: PieceMemory | None = None
 
     def acquire(self) -> None:
         """Note one more user."""
@@ -160,6 +162,20 @@ class Piece:
             self.region.end(self)
 
 
+class PieceMemory(ref[Bytes]):
+    """Refers to the array through which a message uses *piece*, and notes its end."""
+
+    __slots__ = ("piece",)
+
+    piece: Piece
+
+
+@accelerated
+def address_of(view: memoryview) -> int:
+    """Return the address of the first byte of *view*, which is contiguous and not empty."""
+    return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0])
+
+
 class RegionPool:
     """The regions of this process; for one event loop.
 
@@ -174,7 +190,8 @@ class RegionPool:
         self._regions: list[Region] = []
         self._retired: list[Region] = []
         # Memory is freed on any thread; pieces end on that of the event loop.
-        self._freed: deque[Piece] = deque()
+        self._freed: deque[ref[Bytes]] = deque()
+        self._free = self._freed.append
         self._leads: OrderedDict[int, int] = OrderedDict()
         self._lead = 0
         self._is_short = True
@@ -231,7 +248,8 @@ class RegionPool:
         # A slice of an array refers to the array that owns the bytes, and would not keep this one
         # alive. A slice of its memoryview does.
         memory = piece.region.view(piece)
-        finalize(memory, self._freed.append, piece).atexit = False
+        piece.memory = PieceMemory(memory, self._free)
+        piece.memory.piece = piece
         return memory.data
 
     def allocate(self, size: int, lead: int = 0) -> Piece | None:
@@ -246,7 +264,7 @@ class RegionPool:
 
     def find(self, view: memoryview) -> tuple[Piece, int] | None:
         """Return the piece that contains *view* and the offset in its region, if it is aligned."""
-        address = int(np.frombuffer(view, np.uint8).__array_interface__["data"][0])
+        address = address_of(view)
         for region in (*self._regions, *self._retired):
             offset = address - region.base
             if not 0 <= offset < region.size:
@@ -279,7 +297,9 @@ class RegionPool:
     def collect(self) -> None:
         """End the pieces whose messages are gone, and drop regions that nobody uses."""
         while self._freed:
-            self._freed.popleft().release()
+            piece = cast("PieceMemory", self._freed.popleft()).piece
+            piece.memory = None  # it would be a reference cycle with the piece
+            piece.release()
         for region in self._regions[:]:
             if region.is_doubtful:
                 self.retire(region)

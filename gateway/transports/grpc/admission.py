@@ -119,10 +119,15 @@ class CallAdmission(ConcurrencyLimiter):
                 held.close()
                 return
             # Memory comes first: who has a slot must not wait for those who wait for slots.
-            if held.size_bytes > size:
-                held.release(held.size_bytes - size)
-            elif held.size_bytes < size and not held.try_grow_rest(size - held.size_bytes):
-                await held.grow(size - held.size_bytes)
+            missing = size - held.size_bytes
+            if missing < 0:
+                held.release(-missing)
+            has_memory = missing <= 0 or held.try_grow_rest(missing)
+            if has_memory and not before_s and self.try_acquire(1, client.slots):
+                held.detach(size)  # nearly always nothing is waited for
+                return
+            if not has_memory:
+                await held.grow(missing)
             await self.wait(self.wait_s, client.slots, deadline=deadline)
             held.detach(size)
             WAITED_S.set(before_s + monotonic() - began)

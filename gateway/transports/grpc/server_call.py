@@ -189,7 +189,8 @@ class ServerCall:
 
     def on_data_copied(self, size: int) -> None:
         """Handle data that were copied into `body_room`."""
-        self._receiving().copied(size)
+        assert self._incoming is not None  # noqa: S101  # it has the room
+        self._incoming.copied(size)
 
     def on_writable(self) -> None:
         """Continue: the buffered response is written."""

@@ -57,6 +57,7 @@ class RequestMessages:
         messages: The complete messages that nobody has read.
         has_ended: The client has sent its last message.
         has_message: A message has arrived completely.
+        room: Returns where the next bytes of a large message belong; None to `feed` them.
     """
 
     __slots__ = (
@@ -75,6 +76,7 @@ class RequestMessages:
         "has_ended",
         "has_message",
         "messages",
+        "room",
     )
 
     def __init__(  # all of one call
@@ -93,6 +95,7 @@ class RequestMessages:
         self._reservation = held
         self._on_failure = on_failure
         self._reader = MessageReader(limits.message_bytes, coding)
+        self.room = self._reader.room
         self._growing: asyncio.Task[None] | None = None
         self._arrived: asyncio.Future[None] | None = None
         self._received = 0
@@ -141,10 +144,6 @@ class RequestMessages:
         """Charge a small frame; the message that it belongs to refunds one of them."""
         self._is_charged = True
         self._connection.core.flood_budget.charge(1)
-
-    def room(self) -> memoryview | None:
-        """Return where the next bytes of a large message belong; None to `feed` them."""
-        return self._reader.room()
 
     def copied(self, size: int) -> None:
         """Handle *size* bytes that were copied into `room`."""

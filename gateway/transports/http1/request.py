@@ -153,19 +153,22 @@ class ReceivingRequest(BufferedRequest):
         self._failure: Exception | None = None
         self._arrival: CutThroughBody | None = None
 
-    def preallocate(self, listener: ListenerState, client: ClientShares) -> None:
+    def preallocate(self, listener: ListenerState, client: ClientShares) -> bool:
         """Receive the body into its final buffer from now on, if nothing must be done before.
 
         Otherwise the exchange decides when it runs.
+
+        Returns:
+            Whether nobody needs to wait for the body until it is complete, or has taken long.
         """
         limits = listener.limits
         if listener.authentication is not None:
-            return
+            return False
         try:
             head = self.head(limits)
             frontend, _ = listener.handler_of(head.path)
         except HttpError:
-            return
+            return False
         length = head.length
         if (
             length is None
@@ -173,14 +176,16 @@ class ReceivingRequest(BufferedRequest):
             or head.has_content_coding
             or head.has_expectation
         ):
-            return
+            return False
         if early_dispatch_bytes(frontend, head, limits) is not None:
-            return
+            return False
         deadline = None if head.timeout_s is None else monotonic() + head.timeout_s
         held = Reservation(listener.budget, limits.queue_wait_s, client.memory, deadline)
-        if held.try_grow(held.step(0, length)):
-            self.reservation = held
-            self._buffer = ReservedBuffer(length, held)
+        if not held.try_grow(held.step(0, length)):
+            return False
+        self.reservation = held
+        self._buffer = ReservedBuffer(length, held)
+        return deadline is None
 
     async def body(
         self, length: int | None, limits: ServerLimits, held: Reservation, /
@@ -281,9 +286,10 @@ class ReceivingRequest(BufferedRequest):
             self._arrival.received(size)
             self.is_complete = self._arrival.is_complete
             return
-        assert self._buffer is not None  # noqa: S101  # there was room in it
-        self._buffer.advance(size)
-        self._filled_to(self._buffer)
+        buffer = self._buffer
+        assert buffer is not None  # noqa: S101  # there was room in it
+        if not buffer.advance(size):
+            self._filled_to(buffer)
 
     def _filled_to(self, buffer: ReservedBuffer) -> None:
         """Wake the exchange if the body is complete, or if there is no memory for more."""
@@ -347,5 +353,7 @@ class ReceivingRequest(BufferedRequest):
         self._wake()
 
     def _wake(self) -> None:
-        if self._wanted is not None and not self._wanted.done():
+        if self._wanted is None:
+            self._source.begin_exchange()
+        elif not self._wanted.done():
             self._wanted.set_result(None)

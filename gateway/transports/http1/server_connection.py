@@ -73,6 +73,9 @@ _LINGER_S = 1.0
 
 _MAX_LINGER_S = 10.0
 
+_BODY_S = 0.02
+"""For so long a body whose memory is reserved may arrive before its exchange begins to watch it."""
+
 
 class Http1ServerProtocol:
     """Makes the connections of a server, knows them, and has the state that they share.
@@ -140,7 +143,8 @@ class Http1ServerConnection(WritePause, asyncio.BufferedProtocol):
         self._current: BufferedRequest | None = None
         self._reading: ReceivingRequest | None = None
         self._unparsed = b""
-        self._is_paused = False
+        self._is_paused = self._is_direct = False
+        self._body_timer: asyncio.TimerHandle | None = None
         self._input: InputState = READING if server.http2 is None else UNDECIDED
         self._successor: asyncio.Protocol | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -219,6 +223,7 @@ class Http1ServerConnection(WritePause, asyncio.BufferedProtocol):
         self._forget()
         self._stop_idle_timer()
         self.resume_writing()
+        self._stop_body_timer()
         if self._reading is not None:
             self._reading.fail(ConnectionResetError("the client has left"))
         # What holds this connection, a body under way too, would else stay until a collection.
@@ -235,12 +240,13 @@ class Http1ServerConnection(WritePause, asyncio.BufferedProtocol):
         """Return the buffer for the next bytes: the body itself, if one is being received."""
         reading = self._reading
         room = None if reading is None else reading.room()
+        self._is_direct = room is not None
         return self._server.buffer if room is None else room
 
     def buffer_updated(self, nbytes: int) -> None:
         """Handle received bytes."""
         reading = self._reading
-        if reading is not None and reading.room() is not None:
+        if self._is_direct and reading is not None:
             reading.received(nbytes)
             if reading.is_complete:
                 self._reading = None
@@ -250,8 +256,10 @@ class Http1ServerConnection(WritePause, asyncio.BufferedProtocol):
         data = self._server.buffer[:nbytes]
         if nbytes == READ_BYTES:
             # Read more at once: most of it is a body, which has a buffer once its head is parsed.
-            self.data_received(data[:_HEAD_BYTES].tobytes())
-            data = data[_HEAD_BYTES:]
+            first = data[:_HEAD_BYTES].tobytes()
+            size = (first.find(END) + len(END)) if END in first else _HEAD_BYTES
+            self.data_received(first[:size])
+            data = data[size:]
             if self._reading is not None and self._reading.put(data):
                 return
         self.data_received(data.tobytes())
@@ -414,10 +422,13 @@ class Http1ServerConnection(WritePause, asyncio.BufferedProtocol):
         stop = at + (head.length or 0)
         if head.is_chunked or stop > len(data):
             self._reading = coming = ReceivingRequest(self, head, self._server.head_cache)
-            if not self.in_flight:
-                coming.preallocate(self._server.listener, self.client)
-            self._arrived(coming)
-            return coming.feed(data, at)
+            if not self.in_flight and coming.preallocate(self._server.listener, self.client):
+                # The exchange begins when all is there, which nearly always is a moment later.
+                self._queue.append(coming)
+                self._body_timer = self._loop.call_later(_BODY_S, self.begin_exchange)
+            else:
+                self._arrived(coming)
+            return coming.feed(data, at) if at < len(data) else at
         self._arrived(BufferedRequest(head, self._server.head_cache, memoryview(data[at:stop])))
         return stop
 
@@ -425,9 +436,19 @@ class Http1ServerConnection(WritePause, asyncio.BufferedProtocol):
 
     def _arrived(self, request: BufferedRequest | HttpError) -> None:
         self._queue.append(request)
+        self.begin_exchange()
+
+    def begin_exchange(self) -> None:
+        """Let the task handle the next request, if it waits for one."""
+        self._stop_body_timer()
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
+
+    def _stop_body_timer(self) -> None:
+        if self._body_timer is not None:
+            self._body_timer.cancel()
+            self._body_timer = None
 
     async def _serve(self) -> None:
         """Handle one request after another."""

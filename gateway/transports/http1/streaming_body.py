@@ -55,6 +55,10 @@ class BodySource(Protocol):
         """Stop reading."""
         ...
 
+    def begin_exchange(self) -> None:
+        """Handle the request, if nothing does yet: its body is complete, or waits for something."""
+        ...
+
     def check_peer(self, missing: int) -> None:
         """Close the connection if its client has left before sending *missing* more bytes."""
         ...

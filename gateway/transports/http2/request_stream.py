@@ -251,7 +251,11 @@ class HttpStream:
             if self.is_complete:
                 self.buffered_body = buffer.view
                 return buffer.view
-            await self._more(pace)
+            if buffer.needs_memory:  # what is reserved is full, and so is the window of the client
+                with pace.paused():
+                    await buffer.wait()
+            else:
+                await self._more(pace)
 
     async def _unknown_length(
         self, limits: ServerLimits, held: Reservation, pace: TransferRateLimit
@@ -398,7 +402,7 @@ class HttpStream:
             self._connection.core.flood_budget.charge(1)
         self._keep(view)
         self.is_complete = end
-        if end or self._buffer is None or self._pieces:
+        if end or self._buffer is None or self._pieces or self._buffer.needs_memory:
             self._wake()
 
     def body_room(self) -> memoryview | None:
@@ -410,10 +414,12 @@ class HttpStream:
         buffer = self._buffer
         assert buffer is not None  # noqa: S101  # it has the room
         self._received += size
-        buffer.advance(size)
+        has_room = buffer.advance(size)
         self._consume(size)
-        if not buffer.is_whole:
+        if has_room:
             self._widen(buffer.reserved_ahead)
+        elif not buffer.is_whole:
+            self._wake()
 
     def on_reset(self) -> bool:
         """Cancel the request: the client has reset it, or the connection is lost.

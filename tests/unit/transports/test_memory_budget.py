@@ -90,23 +90,39 @@ async def test_a_reservation_releases_its_bytes_once() -> None:
     assert budget.used_bytes == 0
 
 
-def test_a_reservation_grows_ahead_of_the_received_bytes() -> None:
-    """It begins with 256 KiB, doubles when three quarters are used, and ends with the message."""
-    budget = MemoryBudget(1 << 30)
-    reservation = Reservation(budget, 0)
+def steps_of(reservation: Reservation, total: int | None) -> list[tuple[int, int]]:
+    """Return when a reservation grows while a body arrives, and by how much."""
     steps = []
     for arrived in range(0, 3_000_000, 50_000):
-        more = reservation.step(arrived, 3_000_000)
+        more = reservation.step(arrived, total)
         if more:
             steps.append((arrived, more))
             assert reservation.try_grow(more)
-    assert [
-        (0, 262_144),
-        (200_000, 262_144),
-        (400_000, 524_288),
-        (800_000, 1_048_576),
-        (1_600_000, 902_848),
-    ] == steps
+    return steps
+
+
+def test_a_reservation_grows_ahead_of_the_received_bytes() -> None:
+    """It begins with 1 MiB, doubles when three quarters are used, and ends with the message."""
+    reservation = Reservation(MemoryBudget(1 << 30), 0)
+    steps = steps_of(reservation, 3_000_000)
+    assert [(0, 1_048_576), (800_000, 1_048_576), (1_600_000, 902_848)] == steps
+
+
+def test_a_body_of_usual_size_is_reserved_at_once() -> None:
+    """602,112 bytes need one step, unless the budget is so small that they are much of it."""
+    assert MemoryBudget(1 << 30).step_bytes > 602_112
+    assert MemoryBudget(32 << 20).step_bytes == 512 << 10
+    assert MemoryBudget(1 << 20).step_bytes == 256 << 10
+
+
+def test_a_reservation_grows_in_small_steps_while_memory_is_scarce_or_the_length_unknown() -> None:
+    """It begins with 256 KiB, so that a false length and a short body hold no more."""
+    budget = MemoryBudget(1 << 30)
+    budget.allocated(1 << 28)
+    small = [(0, 262_144), (200_000, 262_144), (400_000, 524_288), (800_000, 1_048_576)]
+    assert [*small, (1_600_000, 902_848)] == steps_of(Reservation(budget, 0), 3_000_000)
+    budget.allocated(-(1 << 28))
+    assert [*small, (1_600_000, 2_097_152)] == steps_of(Reservation(budget, 0), None)
 
 
 async def test_slots_are_queued_and_then_refused() -> None:

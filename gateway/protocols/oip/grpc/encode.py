@@ -134,9 +134,7 @@ class InferEncoder:
             if type(tensor.data) is SharedMemoryData:
                 own = {**own, **join_shared(tensor.data)}
             if own:
-                inner = _description(tensor.name, datatype, shape)
-                _put_parameters(inner, _TENSOR_PARAMETERS, own)
-                put_bytes(head, _TENSORS, inner)
+                head += _tensor(tensor.name, datatype, shape, own)
             else:
                 head += self._tensor(tensor.name, datatype, shape)
         return head
@@ -160,15 +158,18 @@ class FastInferEncoder:
     Args:
         raw_key: `RAW_INPUTS` or `RAW_OUTPUTS`.
         unknown: A datatype that the reader may not have; `InferEncoder` decides.
+        has_shared: Whether the reader has the extension of shared memory.
 
     Attributes:
         write: Writes a message; returns None where it has other parts, or is wrong.
     """
 
-    def __init__(self, raw_key: bytes, unknown: Datatype | None = None) -> None:
+    def __init__(
+        self, raw_key: bytes, unknown: Datatype | None = None, *, has_shared: bool = False
+    ) -> None:
         cached = lru_cache(_CACHE_ENTRIES)
-        parts = field_parts(raw_key, unknown)
-        self.write: MessageWriter = message_writer(cached(_model), parts, cached(_output))
+        parts, shared = field_parts(raw_key, unknown), cached(_shared) if has_shared else None
+        self.write: MessageWriter = message_writer(cached(_model), parts, cached(_output), shared)
 
 
 @accelerated
@@ -210,6 +211,7 @@ def message_writer(  # noqa: C901  # of the function that it returns
     model_field: Callable[[ModelRef], bytes],
     tensor_parts: FieldParts,
     output_field: Callable[[str], bytes],
+    shared_field: Callable[[str, Datatype, Shape, SharedMemoryData], bytes] | None = None,
 ) -> MessageWriter:
     """Return a function that writes inference messages from cached parts.
 
@@ -217,6 +219,7 @@ def message_writer(  # noqa: C901  # of the function that it returns
         model_field: Returns the fields of a model.
         tensor_parts: Returns the parts of a tensor that depend on its description.
         output_field: Returns the field of a requested output.
+        shared_field: Returns the field of an input in shared memory; None for other checks.
     """
 
     def write(
@@ -245,6 +248,13 @@ def message_writer(  # noqa: C901  # of the function that it returns
                     if array.nbytes != size or array.dtype is not dtype:
                         return None
                     raw = array.tobytes() if size <= TAIL_BYTES else as_raw(tensor)
+                elif type(data) is SharedMemoryData and shared_field is not None:
+                    if size < 0 or tensor.parameters:
+                        return None
+                    parts.append(
+                        shared_field(tensor.name, tensor.datatype, tensor.shape, data)  # type: ignore[arg-type]  # else there is no size
+                    )
+                    continue
                 else:
                     return None
                 if len(raw) != size or tensor.parameters:
@@ -278,11 +288,20 @@ def _model(model: ModelRef) -> bytes:
     return bytes(head)
 
 
-def _tensor(name: str, datatype: Datatype, shape: Shape) -> bytes:
-    """Write the field of a tensor without parameters."""
+def _tensor(
+    name: str, datatype: Datatype, shape: Shape, parameters: Parameters = NO_PARAMETERS
+) -> bytes:
+    """Write the field of a tensor."""
+    inner = _description(name, datatype, shape)
+    _put_parameters(inner, _TENSOR_PARAMETERS, parameters)
     head = bytearray()
-    put_bytes(head, _TENSORS, _description(name, datatype, shape))
+    put_bytes(head, _TENSORS, inner)
     return bytes(head)
+
+
+def _shared(name: str, datatype: Datatype, shape: Shape, data: SharedMemoryData) -> bytes:
+    """Write the field of a tensor in shared memory, which has no other parameters."""
+    return _tensor(name, datatype, shape, join_shared(data))
 
 
 def _output(name: str, parameters: Parameters = NO_PARAMETERS) -> bytes:

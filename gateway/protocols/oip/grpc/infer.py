@@ -73,7 +73,9 @@ class Inferences:
         self._plain_calls: FastInferEncoder | None = None
         if dialect.has_versions and not dialect.needs_id:
             self._plain_calls = FastInferEncoder(
-                RAW_INPUTS, None if dialect.has_bf16 else Datatype.BF16
+                RAW_INPUTS,
+                None if dialect.has_bf16 else Datatype.BF16,
+                has_shared=dialect.has_extensions,
             )
         self.write_plain: CallWriter | None = None
         if self._plain_calls is not None and request_bytes is None:

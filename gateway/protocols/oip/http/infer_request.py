@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import orjson
@@ -31,7 +31,7 @@ from gateway.ir.limits import MessageLimits, check_count
 from gateway.ir.tensors.data import JsonItemsData, RawData, SharedMemoryData, StreamedData
 from gateway.ir.tensors.datatypes import Datatype
 from gateway.ir.tensors.expected_inputs import compare_inputs, is_comparing
-from gateway.ir.tensors.tensor import RequestedOutput, Tensor, as_items
+from gateway.ir.tensors.tensor import RequestedOutput, Shape, Tensor, as_items
 from gateway.protocols.oip.dialects import JSON_ALONE, Dialect
 from gateway.protocols.oip.extension_policy import check_extended
 from gateway.protocols.oip.http.context import NAME, NEEDS
@@ -100,6 +100,7 @@ _HOW_BINARY = (
     "data=json_bytes + tensor_bytes, not json= and data= together"
 )
 
+_CACHE_ENTRIES = 512
 _BYTES_AT_HAND = frozenset({RawData})
 
 _write_binary = binary_writer(partial(binary_part, "input"))
@@ -520,9 +521,13 @@ def _put_input(
     if parameters:
         _check_parameters(f"input {tensor.name!r}", parameters, dialect)
     if type(data) is SharedMemoryData:
-        check_extended(f"input {tensor.name!r}", None, dialect)
-        parameters = {**parameters, **join_shared(data)}
-        text += (tensor_prefix("input", tensor.name, datatype, shape, parameters), b"}")
+        if not dialect.has_extensions:
+            check_extended(f"input {tensor.name!r}", None, dialect)
+        if parameters:
+            parameters = {**parameters, **join_shared(data)}
+            text += (tensor_prefix("input", tensor.name, datatype, shape, parameters), b"}")
+        else:
+            text.append(_shared_input(tensor.name, datatype, shape, data))
     elif type(data) is StreamedData:  # last, after all bytes that have arrived
         text.append(described_binary("input", tensor, datatype, shape, tensor.nbytes))
     elif dialect.has_binary and not (type(data) is JsonItemsData and dialect.reads_as_numpy):
@@ -536,6 +541,12 @@ def _put_input(
             check_numbers(tensor, shape, limits, target)
         return append_elements(text, target, tensor, datatype, shape)
     return False
+
+
+@lru_cache(_CACHE_ENTRIES)  # the next message has the same place
+def _shared_input(name: str, datatype: Datatype, shape: Shape, data: SharedMemoryData) -> bytes:
+    """Return the object of an input in shared memory, which has no other parameters."""
+    return tensor_prefix("input", name, datatype, shape, join_shared(data)) + b"}"
 
 
 def _hint(dialect: Dialect) -> str:

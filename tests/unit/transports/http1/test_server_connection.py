@@ -17,7 +17,7 @@ from gateway.transports.contract import HttpFrontend, HttpMount, ServerLimits
 from gateway.transports.http.cut_through import cut_through_limiter
 from gateway.transports.http.interfaces import ListenerState
 from gateway.transports.http.path_router import PathRouter
-from gateway.transports.http1 import head_reader
+from gateway.transports.http1 import head_reader, server_connection
 from gateway.transports.http1.head_reader import READ_BYTES
 from gateway.transports.http1.server_connection import Http1ServerConnection, Http1ServerProtocol
 from gateway.transports.http2.frames import PREFACE
@@ -158,6 +158,69 @@ async def test_a_body_is_received_into_its_own_buffer() -> None:
     await settle(lambda: bool(scene.socket.written))
     await settle(lambda: scene.budget.used_bytes == 0)
     await scene.close()
+
+
+async def idle(scene: Connected) -> None:
+    """Let the connection wait for its next request."""
+    await settle(lambda: scene.connection._waiter is not None)
+
+
+async def test_an_exchange_begins_when_its_body_is_complete() -> None:
+    """A body that arrives within a moment wakes the connection once, in any number of reads."""
+    scene = Connected()
+    await idle(scene)
+    scene.send(head() + b"x" * 1000)
+    for _ in range(3):
+        await asyncio.sleep(0)
+        scene.send(b"x" * 1000)
+    assert (1, None) == (scene.connection.in_flight, scene.connection.cancel_exchange)
+    scene.send(b"x" * (LENGTH - 4000))
+    await settle(lambda: bool(scene.frontend.seen))
+    assert scene.connection._body_timer is None
+    await scene.close()
+
+
+@pytest.mark.parametrize("fields", [(), ("X-Request-Timeout: 9",)])
+async def test_an_exchange_begins_soon_while_its_body_arrives(
+    fields: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a moment it watches the body, and at once if the client waits only for some time."""
+    scene = Connected()
+    await idle(scene)
+    if not fields:
+        monkeypatch.setattr(server_connection, "_BODY_S", 0)
+    scene.send(head(*fields) + b"x" * 1000)
+    await settle(lambda: scene.connection.cancel_exchange is not None)
+    scene.send(b"x" * (LENGTH - 1000))
+    await settle(lambda: bool(scene.frontend.seen))
+    await scene.close()
+
+
+async def test_an_exchange_begins_when_its_body_waits_for_memory() -> None:
+    """Memory that is short is waited for at once."""
+    scene = Connected()
+    await idle(scene)
+    other = BUDGET - scene.budget.step_bytes
+    assert scene.budget.try_acquire(other)
+    length = 2 * scene.budget.step_bytes
+    scene.send(head(length=length) + bytes(scene.budget.step_bytes))
+    await settle(lambda: scene.budget.queued == 1)
+    scene.budget.release(other)
+    await settle(lambda: scene.has_own_buffer)
+    scene.send(bytes(length - scene.budget.step_bytes))
+    await settle(lambda: bool(scene.frontend.seen))
+    await scene.close()
+
+
+async def test_a_client_that_leaves_before_an_exchange_begins_holds_no_memory() -> None:
+    """The reservation of the body ends with the connection."""
+    scene = Connected()
+    await idle(scene)
+    scene.send(head() + b"x" * 1000)
+    await asyncio.sleep(0)
+    assert (LENGTH, None) == (scene.budget.used_bytes, scene.connection.cancel_exchange)
+    await scene.close()
+    assert (0, []) == (scene.budget.used_bytes, scene.frontend.seen)
 
 
 @pytest.mark.parametrize("more", [0, 1, 5])

@@ -56,6 +56,9 @@ class Source:
     def pause_reading(self) -> None:
         self.reading = False
 
+    def begin_exchange(self) -> None:
+        raise AssertionError("it has begun")
+
     def check_peer(self, missing: int) -> None:
         raise AssertionError(missing)
 

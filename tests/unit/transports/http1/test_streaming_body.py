@@ -37,6 +37,9 @@ class FakeSource:
     def pause_reading(self) -> None:
         self.reading = False
 
+    def begin_exchange(self) -> None:
+        raise AssertionError("it has begun")
+
     def check_peer(self, missing: int) -> None:
         self.checks.append(missing)
 

@@ -100,6 +100,24 @@ def test_fast_encoder_writes_the_same_bytes(tensors: tuple[Tensor, ...], request
     assert join(WRITER.response(M, request_id, {}, tensors)) == join(plain)
 
 
+def test_fast_encoder_names_regions_as_the_full_encoder() -> None:
+    """An input in shared memory is named by region, size and offset; others follow as bytes."""
+    writer = FastInferEncoder(RAW_INPUTS, has_shared=True)
+    for offset in (0, 64, 0):
+        for shape in ((2, 3), (6,)):
+            place = Tensor("S", X.datatype, shape, SharedMemoryData("r", offset, 12))
+            tensors = (place, raw(BIG), X)
+            plain = writer.write(M, "a", tensors)
+            assert join(WRITER.request(M, "a", {}, tensors, ())) == join(plain)
+    special = [
+        Tensor("S", None, (2,), SharedMemoryData("r", 0, 12)),
+        Tensor("S", Datatype.BYTES, (2,), SharedMemoryData("r", 0, 12)),
+        Tensor("S", X.datatype, (2,), SharedMemoryData("r", 0, 12), {"k": "v"}),
+        Tensor("S", X.datatype, (2,), SharedMemoryData("\ud800", 0, 12)),
+    ]
+    assert [None] * 4 == [writer.write(M, "a", (tensor,)) for tensor in special]
+
+
 def test_fast_encoder_caches_only_equal_descriptions() -> None:
     """Each message has its own model, names, datatypes and shapes, although parts are cached."""
     writer = FastInferEncoder(RAW_OUTPUTS)
