@@ -129,7 +129,7 @@ class HandOver:
         if has_large_input or sizes:
             self._register_if_needed()
             if self._registered:
-                return await self._in_shared_memory(call, sizes)
+                return await self._in_shared_memory(call, sizes, has_large_input)
         return await self._as_bytes(call)
 
     async def _as_bytes(self, call: InferRequest) -> InferResponse:
@@ -139,14 +139,16 @@ class HandOver:
         return reply
 
     async def _in_shared_memory(
-        self, call: InferRequest, sizes: Mapping[str, int]
+        self, call: InferRequest, sizes: Mapping[str, int], has_large_input: bool
     ) -> InferResponse:
         call = cast("InferRequest", await with_buffered_body(call))
         pieces: list[Piece] = []
         memories: dict[str, memoryview] = {}
         forgets, is_doubtful = self._forgets, False
         try:
-            inputs = tuple([await self._handed_over(tensor, pieces) for tensor in call.inputs])
+            inputs = call.inputs
+            if has_large_input:
+                inputs = tuple([await self._handed_over(tensor, pieces) for tensor in inputs])
             outputs = self._requested(call, sizes, pieces, memories)
             if not pieces:
                 return await self._as_bytes(call)
@@ -173,7 +175,7 @@ class HandOver:
                 self._pool.collect()
             self._release_retired()
         self._forget(forgets)
-        return await self._inner(call)
+        return await self._as_bytes(call)
 
     async def _handed_over(self, tensor: Tensor, pieces: list[Piece]) -> Tensor:
         """Return *tensor* in shared memory, and add its piece; unchanged if that is not possible.
@@ -252,6 +254,7 @@ class HandOver:
         for region in self._registered:
             region.servers -= 1
         self._registered.clear()
+        self._fixed_outputs.forget(None)  # its models may be others
         if len(self._forgotten_at) > _FORGETS and now - self._forgotten_at[0] < _RETRY_S:
             self._off("the server forgets its regions; several servers may have its address")
         else:
