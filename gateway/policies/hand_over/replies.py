@@ -19,7 +19,7 @@ from gateway.concurrency.background import start_background
 from gateway.ir.bounded_dict import BoundedDict
 from gateway.ir.calls import InferRequest, InferResponse, ModelConfigRequest
 from gateway.ir.context import ModelRef
-from gateway.ir.errors import GatewayError, Unavailable, UpstreamProtocolError
+from gateway.ir.errors import GatewayError, Unavailable, UpstreamError, UpstreamProtocolError
 from gateway.ir.metadata import ModelConfiguration
 from gateway.ir.tensors.data import RawData, SharedMemoryData
 from gateway.ir.tensors.datatypes import Datatype
@@ -180,6 +180,8 @@ class FixedOutputs:
     def check_error(self, call: InferRequest, error: GatewayError) -> None:
         """Check that *error*, of a call with outputs in shared memory, is not the fault of these.
 
+        Where its text may be withheld, the outputs are learnt again.
+
         Raises:
             Unavailable: An output exceeds its memory, or a call that named no output lacks one. The
                 model has run.
@@ -188,6 +190,8 @@ class FixedOutputs:
         if is_unnamed or _TOO_SMALL in error.message:
             self.exclude(call.model)
             raise _lost_reply(call) from error
+        if isinstance(error, UpstreamError):
+            self._models.pop(call.model, None)
 
 
 def _lost_reply(call: InferRequest) -> Unavailable:

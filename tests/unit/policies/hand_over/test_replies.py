@@ -13,7 +13,13 @@ import pytest
 
 from gateway.ir.calls import InferRequest, InferResponse, ModelLoadRequest
 from gateway.ir.context import Context, ModelRef, Origin
-from gateway.ir.errors import GatewayError, InternalError, Unavailable, UpstreamProtocolError
+from gateway.ir.errors import (
+    GatewayError,
+    InvalidRequest,
+    Unavailable,
+    UpstreamError,
+    UpstreamProtocolError,
+)
 from gateway.ir.metadata import ModelConfiguration
 from gateway.ir.tensors.data import RawData, SharedMemoryData
 from gateway.ir.tensors.datatypes import Datatype
@@ -246,14 +252,23 @@ async def test_reply_that_lacks_an_output_is_lost_once(tmp_path: Path) -> None:
         assert {} == it.layer._fixed_outputs.sizes(call_of(7))
 
 
-@pytest.mark.parametrize("error", [InternalError("the model failed"), UpstreamProtocolError("x")])
-async def test_other_errors_stay(tmp_path: Path, error: GatewayError) -> None:
-    """They are those of the server, and the model stays as it was."""
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (InvalidRequest("wrong input"), {"y": SIZE}),
+        (UpstreamProtocolError("no response"), {"y": SIZE}),
+        (UpstreamError("the model failed"), {}),
+    ],
+)
+async def test_other_errors_stay(
+    tmp_path: Path, error: GatewayError, expected: dict[str, int]
+) -> None:
+    """They are those of the server. After a failure, whose text may be withheld, it learns again."""
     async with replying(tmp_path) as it:
         it.layer._inner = ScriptedService(error)
         with pytest.raises(type(error), match=error.message):
             await it.layer(call_of(7, "y"))
-        assert {"y": SIZE} == it.layer._fixed_outputs.sizes(call_of(7))
+        assert expected == it.layer._fixed_outputs.sizes(call_of(7))
 
 
 async def test_loaded_model_is_learnt_again(tmp_path: Path) -> None:
