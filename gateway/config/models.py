@@ -216,9 +216,10 @@ class UpstreamConfig(Model):
     withholds before Triton below 2.59, which cancelled calls end, and before unknown versions.
     `transport: reference` always forwards. Default: `auto`."""
     hand_over: Annotated[Literal["auto", "off"], OFF_OR_FALSE] = "off"
-    """Whether inputs from 64 KiB on go to a server of Open Inference in shared memory. `auto` does
-    that for Triton from 2.51 on, at a loopback address or a unix socket, if it can open the files
-    of the gateway in `/dev/shm`. `status` says why it does not. Default: `off`."""
+    """Whether inputs from 64 KiB on, and outputs whose shape is configured, go to and from a server
+    of Open Inference in shared memory. `auto` does that for Triton from 2.51 on, at a loopback
+    address or a unix socket, if it can open the files of the gateway in `/dev/shm`. `status` says
+    why it does not. Default: `off`."""
     probe: ProbeConfig = ProbeConfig()
     """Readiness probes of each address."""
     metrics: Names = ()

@@ -1,10 +1,16 @@
 """Large binary tensors of a real client, forwarded to a real server while they arrive."""
 
 import json
+import struct
+from http import HTTPStatus
+from http.client import HTTPConnection
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
 
+from gateway.schema.open_inference_pb2 import ModelInferRequest, ModelInferResponse
 from tests.integration.cli_kit import get
 from tests.interop.client import SCRIPTS, Client
 from tests.interop.gateways import serving
@@ -56,3 +62,112 @@ def test_large_tensors_are_handed_over_in_shared_memory(
         gateway.stop()
     listed = get(f"http://{triton_server.http_address}/v2/systemsharedmemory/status")[1]
     assert [] == [each for each in listed if each["name"].startswith("tensor-gateway-")]
+
+
+VALUES = (3, 5)
+LARGE_BYTES = 160_000
+GRPC_METHOD = "/inference.GRPCInferenceService/ModelInfer"
+FORMS = ("json", "binary", "binary of one", "grpc", "grpc of two")
+
+
+def _inference(form: str, http: str, grpc_address: str, values: tuple[int, ...]) -> Any:
+    """Return the whole response of model `large_outputs`, all but its date."""
+    data = struct.pack(f"<{len(values)}i", *values)
+    if form.startswith("grpc"):
+        request = ModelInferRequest(model_name="large_outputs", id="7")
+        request.inputs.add(name="INPUT0", datatype="INT32", shape=[len(values), 1])
+        request.raw_input_contents.append(data)
+        for name in ("SMALL", "LARGE") if form == "grpc of two" else ():
+            request.outputs.add(name=name)
+        with grpc.insecure_channel(grpc_address) as channel:
+            call = channel.unary_unary(
+                GRPC_METHOD, ModelInferRequest.SerializeToString, ModelInferResponse.FromString
+            )
+            return call(request)
+    tensor: dict[str, Any] = {"name": "INPUT0", "datatype": "INT32", "shape": [len(values), 1]}
+    document: dict[str, Any] = {"id": "7", "inputs": [tensor]}
+    fields = {"x-request-id": "7"}
+    if form == "json":
+        tensor["data"] = values
+        body = json.dumps(document).encode()
+    else:
+        tensor["parameters"] = {"binary_data_size": len(data)}
+        if form == "binary":
+            document["parameters"] = {"binary_data_output": True}
+        else:
+            document["outputs"] = [{"name": "LARGE", "parameters": {"binary_data": True}}]
+        head = json.dumps(document).encode()
+        fields["Inference-Header-Content-Length"] = str(len(head))
+        body = head + data
+    connection = HTTPConnection(http, timeout=60)
+    connection.request("POST", "/v2/models/large_outputs/infer", body, fields)
+    response = connection.getresponse()
+    headers = [each for each in response.getheaders() if each[0].lower() != "date"]
+    body = response.read()
+    connection.close()
+    return response.status, headers, body
+
+
+def _configured(folder: Path, upstream: dict[str, Any]) -> str:
+    path = folder / f"{upstream['hand_over']}.yaml"
+    free = "127.0.0.1:0"
+    config = {
+        "version": 1,
+        "listeners": [{"http": free, "grpc": free}],
+        "admin": {"address": free},
+        "upstreams": {"t": upstream},
+        "routes": [{"name": "all", "match": {"model": "*"}, "targets": [{"upstream": "t"}]}],
+    }
+    path.write_text(json.dumps(config))
+    return str(path)
+
+
+def _is_in_a_region(reply: bytes) -> bool:
+    """Return whether the output LARGE of a binary reply is in a region of a gateway."""
+    regions = Path("/dev/shm").glob("tensor-gateway-*")  # noqa: S108  # where Linux keeps them
+    return any(reply[-LARGE_BYTES:] in region.read_bytes() for region in regions)
+
+
+@pytest.mark.parametrize("carrier", ["http", "grpc"])
+def test_replies_in_shared_memory_are_those_in_bytes(
+    carrier: str, triton_server: RunningServer, tmp_path: Path
+) -> None:
+    """Status, headers and bytes of each reply are the same, whatever carries it to the client."""
+    address = triton_server.grpc_address if carrier == "grpc" else triton_server.http_address
+    upstream = {"url": f"oip+{carrier}://{address}"}
+    off = _configured(tmp_path, {**upstream, "hand_over": "off"})
+    auto = _configured(tmp_path, {**upstream, "hand_over": "auto"})
+    with serving(off) as as_bytes, serving(auto) as shared:
+        at, there = (
+            (each.addresses["main.http"], each.addresses["main.grpc"])
+            for each in (shared, as_bytes)
+        )
+        for _ in range(2):  # the first ones are learnt from
+            for form in FORMS:
+                for values in ((1,), (2, 3, 4)):
+                    expected = _inference(form, *there, values)
+                    assert expected == _inference(form, *at, values), (form, values)
+        status, _, seen = _inference("binary of one", *at, (61,))
+        assert HTTPStatus.OK == status
+        assert _is_in_a_region(seen)
+        assert not _is_in_a_region(_inference("binary of one", *there, (67,))[2])
+
+
+@pytest.mark.parametrize("carrier", ["http", "grpc"])
+def test_reply_that_exceeds_its_configuration_is_lost_once(
+    carrier: str, triton_server: RunningServer, tmp_path: Path
+) -> None:
+    """The model has run, so the call is not repeated; all later replies come as bytes."""
+    address = triton_server.grpc_address if carrier == "grpc" else triton_server.http_address
+    auto = {"url": f"oip+{carrier}://{address}", "hand_over": "auto"}
+    with serving(_configured(tmp_path, auto)) as gateway:
+        at = gateway.addresses["main.http"], gateway.addresses["main.grpc"]
+        for value in range(10):
+            _, _, seen = _inference("binary of one", *at, (100 + value,))
+        assert _is_in_a_region(seen)
+        status, _, body = _inference("binary of one", *at, (-1,))
+        assert HTTPStatus.SERVICE_UNAVAILABLE == status, body
+        assert b"other outputs than its configuration has" in body
+        status, _, body = _inference("binary of one", *at, (-1,))
+        assert HTTPStatus.OK == status
+        assert 2 * LARGE_BYTES < len(body)

@@ -422,6 +422,7 @@ class _EndpointBuilder:
                 probing.service,
                 self.at.part(RegionPool),
                 lambda: identity.server,
+                most_bytes=limits.message_bytes,
                 upstream=upstream,
                 endpoint=name,
             )

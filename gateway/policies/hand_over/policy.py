@@ -1,4 +1,4 @@
-"""HandOver: large inputs of one endpoint's calls, named in shared memory instead of sent.
+"""HandOver: large tensors of one endpoint's calls, named in shared memory instead of sent.
 
 It is on while the server is a Triton that announces the extension and accepted a region. Anything
 that does not go as planned sends the call as bytes; `reason` says why it is off.
@@ -8,7 +8,7 @@ import asyncio
 import os
 import re
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from time import monotonic
 from typing import Final, TypeVar, cast
@@ -20,6 +20,7 @@ from gateway.concurrency.offload import off_loop
 from gateway.concurrency.slices import in_slices
 from gateway.ir.bodies.streamed_inputs import with_buffered_body
 from gateway.ir.calls import (
+    MODEL_CONTROL_CALLS,
     Call,
     InferRequest,
     InferResponse,
@@ -32,8 +33,9 @@ from gateway.ir.metadata import ServerMetadata, SharedRegion
 from gateway.ir.redaction import redact
 from gateway.ir.tensors.data import RawData, SharedMemoryData, StreamedData
 from gateway.ir.tensors.datatypes import Datatype
-from gateway.ir.tensors.tensor import Tensor
+from gateway.ir.tensors.tensor import RequestedOutput, Tensor
 from gateway.policies.hand_over.pool import LEAST_BYTES, Piece, Region, RegionPool, has_file
+from gateway.policies.hand_over.replies import FixedOutputs
 from gateway.policies.shared_memory.regions import OWN_PREFIX, SEGMENT_FOLDER, is_own
 from gateway.service import ReplyCoroutine, Service
 
@@ -48,6 +50,7 @@ _LEAST_VERSION: Final = (2, 51)
 
 _RETRY_S: Final = 60.0
 _RELEASE_S: Final = 0.5
+_MOST_BYTES: Final = 64 << 20
 _CLOSE_S: Final = 1.0
 _FORGETS: Final = 5
 _LONGEST_PAUSE_S: Final = 30.0
@@ -56,13 +59,14 @@ _NAME: Final = re.compile(rf"/?{OWN_PREFIX}\w*")
 
 
 class HandOver:
-    """Names large inputs in shared memory, for a server on this machine.
+    """Names large tensors in shared memory, for a server on this machine.
 
     Args:
         inner: Sends calls to the server.
         questions: The same, over connections that inferences do not use.
         pool: The regions of this process.
         server: Returns what the server told of itself; None for nothing yet.
+        most_bytes: Most bytes of a reply that the client of the server accepts.
         clock: Monotonic seconds.
         folder: Directory of the files.
         names: Keys of the log lines.
@@ -78,6 +82,7 @@ class HandOver:
         pool: RegionPool,
         server: Callable[[], ServerMetadata | None],
         *,
+        most_bytes: int = _MOST_BYTES,
         clock: Callable[[], float] = monotonic,
         folder: str = SEGMENT_FOLDER,
         **names: str,
@@ -86,6 +91,7 @@ class HandOver:
         self._questions = questions
         self._pool = pool
         self._server = server
+        self._fixed_outputs = FixedOutputs(questions, most_bytes)
         self._clock = clock
         self._folder = folder
         self._names = names
@@ -98,41 +104,70 @@ class HandOver:
         self.reason = "no large tensor yet"
 
     def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
-        """Send *call*, with its large inputs in shared memory where that is possible.
+        """Send *call*, with its large tensors in shared memory where that is possible.
 
         Raises:
             GatewayError: What the server or its client raises.
+            Unavailable: The model replied with more than its configuration has.
         """
-        if type(call) is not InferRequest or not _is_large(call):
-            return self._inner(call)
-        return self._infer(call)  # type: ignore[return-value]  # R is InferResponse here
+        if type(call) is InferRequest:
+            is_large = _is_large(call)
+            if (is_large or self._fixed_outputs.has_interest(call)) and _can_change(call):
+                return self._infer(call, has_large_input=is_large)  # type: ignore[return-value]  # R is InferResponse here
+        elif type(call) in MODEL_CONTROL_CALLS:
+            return self._control(call)
+        return self._inner(call)
 
-    async def _infer(self, call: InferRequest) -> InferResponse:
-        if self._pool.needs_region or not self._registered.issuperset(self._pool.regions):
-            self._start_registration()
-        if not self._registered:
+    async def _control(self, call: Call[R]) -> R:
+        try:
             return await self._inner(call)
+        finally:
+            self._fixed_outputs.forget(call.model)
+
+    async def _infer(self, call: InferRequest, *, has_large_input: bool) -> InferResponse:
+        sizes = self._fixed_outputs.sizes(call)
+        if has_large_input or sizes:
+            self._register_if_needed()
+            if self._registered:
+                return await self._in_shared_memory(call, sizes, has_large_input)
+        return await self._as_bytes(call)
+
+    async def _as_bytes(self, call: InferRequest) -> InferResponse:
+        reply = await self._inner(call)
+        if self._fixed_outputs.learn(call, reply):
+            self._register_if_needed()
+        return reply
+
+    async def _in_shared_memory(
+        self, call: InferRequest, sizes: Mapping[str, int], has_large_input: bool
+    ) -> InferResponse:
         call = cast("InferRequest", await with_buffered_body(call))
         pieces: list[Piece] = []
+        memories: dict[str, memoryview] = {}
         forgets, is_doubtful = self._forgets, False
         try:
-            inputs = tuple([await self._handed_over(tensor, pieces) for tensor in call.inputs])
+            inputs = call.inputs
+            if has_large_input:
+                inputs = tuple([await self._handed_over(tensor, pieces) for tensor in inputs])
+            outputs = self._requested(call, sizes, pieces, memories)
             if not pieces:
-                return await self._inner(call)
-            # From here on the server may read the pieces, until its reply.
+                return await self._as_bytes(call)
+            # From here on the server may access the pieces, until its reply.
             is_doubtful = True
-            reply = await self._inner(call.changed(inputs=inputs))
+            reply = await self._inner(call.changed(inputs=inputs, outputs=outputs))
         except NotSent:
             is_doubtful = False
             raise
         except GatewayError as error:
+            if memories:
+                self._fixed_outputs.check_error(call, error)
             if not pieces or not _is_about_region(error):
                 raise
             # The server did not find a region, so it did not execute the call.
             is_doubtful = False
         else:
             is_doubtful = False
-            return reply
+            return self._fixed_outputs.with_data(call, reply, memories)
         finally:
             for piece in pieces:
                 piece.release(is_doubtful=is_doubtful)
@@ -140,7 +175,7 @@ class HandOver:
                 self._pool.collect()
             self._release_retired()
         self._forget(forgets)
-        return await self._inner(call)
+        return await self._as_bytes(call)
 
     async def _handed_over(self, tensor: Tensor, pieces: list[Piece]) -> Tensor:
         """Return *tensor* in shared memory, and add its piece; unchanged if that is not possible.
@@ -159,20 +194,49 @@ class HandOver:
         elif view.nbytes < LEAST_BYTES:
             return tensor
         else:
-            allocated = self._pool.allocate(view.nbytes)
+            allocated = self._allocated(view.nbytes, pieces)
             if allocated is None:
                 return tensor
             piece, offset = allocated, allocated.start
-            piece.acquire()
-            if piece.region not in self._registered:
-                piece.release()
-                return tensor
-            pieces.append(piece)
             target = piece.region.view(piece).data
             async for at in in_slices(range(0, view.nbytes, _SLICE_BYTES)):
                 target[at : at + _SLICE_BYTES] = view[at : at + _SLICE_BYTES]
         shared = SharedMemoryData(piece.region.name, offset, view.nbytes)
         return Tensor(tensor.name, tensor.datatype, tensor.shape, shared, tensor.parameters)
+
+    def _requested(
+        self,
+        call: InferRequest,
+        sizes: Mapping[str, int],
+        pieces: list[Piece],
+        memories: dict[str, memoryview],
+    ) -> tuple[RequestedOutput, ...]:
+        """Return the outputs to request, those in *sizes* in shared memory.
+
+        Their pieces are added, and their memory by name.
+        """
+        outputs = []
+        for output in call.outputs or [RequestedOutput(name) for name in sizes]:
+            size = sizes.get(output.name, 0)
+            piece = self._allocated(size, pieces) if size else None
+            if piece is not None:
+                memories[output.name] = self._pool.lend(piece).toreadonly()
+                shared = SharedMemoryData(piece.region.name, piece.start, size)
+                output = RequestedOutput(output.name, 0, output.parameters, shared)  # noqa: PLW2901
+            outputs.append(output)
+        return tuple(outputs) if memories else call.outputs
+
+    def _allocated(self, size: int, pieces: list[Piece]) -> Piece | None:
+        """Return a piece that the server may access, and add it; None for none."""
+        piece = self._pool.allocate(size)
+        if piece is None:
+            return None
+        piece.acquire()
+        if piece.region not in self._registered:
+            piece.release()
+            return None
+        pieces.append(piece)
+        return piece
 
     # -- regions at the server
 
@@ -190,9 +254,14 @@ class HandOver:
         for region in self._registered:
             region.servers -= 1
         self._registered.clear()
+        self._fixed_outputs.forget(None)  # its models may be others
         if len(self._forgotten_at) > _FORGETS and now - self._forgotten_at[0] < _RETRY_S:
             self._off("the server forgets its regions; several servers may have its address")
         else:
+            self._start_registration()
+
+    def _register_if_needed(self) -> None:
+        if self._pool.needs_region or not self._registered.issuperset(self._pool.regions):
             self._start_registration()
 
     def _start_registration(self) -> None:
@@ -281,6 +350,7 @@ class HandOver:
     async def close(self) -> None:
         """Unregister all regions, as far as the server answers. A second call does nothing."""
         self._retry_at = float("inf")
+        self._fixed_outputs.close()
         for task in (self._registering, self._releasing):
             if task is not None:
                 task.cancel()
@@ -301,7 +371,7 @@ def _has_ended(task: asyncio.Task[None] | None) -> bool:
 
 
 def _is_large(call: InferRequest) -> bool:
-    """Return whether an input of *call* is worth it, and the call may be written anew."""
+    """Return whether an input of *call* is worth it."""
     for tensor in call.inputs:
         data = tensor.data
         if type(data) is RawData:
@@ -311,9 +381,14 @@ def _is_large(call: InferRequest) -> bool:
         else:
             continue
         if size >= LEAST_BYTES:
-            origin = call.context.origin
-            return origin is None or (origin.refusal is None and not origin.unknown)
+            return True
     return False
+
+
+def _can_change(call: InferRequest) -> bool:
+    """Return whether *call* may be written anew."""
+    origin = call.context.origin
+    return origin is None or (origin.refusal is None and not origin.unknown)
 
 
 def _is_about_region(error: GatewayError) -> bool:

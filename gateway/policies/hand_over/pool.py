@@ -242,8 +242,10 @@ class RegionPool:
         if size < LEAST_BYTES or not self._regions:
             return None
         piece = self.allocate(size, self._leads.get(size, self._lead))
-        if piece is None:
-            return None
+        return None if piece is None else self.lend(piece)
+
+    def lend(self, piece: Piece) -> memoryview:
+        """Return the memory of *piece*, which is in use until this view and all of it are gone."""
         piece.acquire()
         # A slice of an array refers to the array that owns the bytes, and would not keep this one
         # alive. A slice of its memoryview does.

@@ -56,6 +56,7 @@ class TritonPythonModel:
             "identity_bf16": _identity_without_numpy,
             "classify": _classify,
             "fail_always": _fail,
+            "large_outputs": _large_outputs,
             "params_echo": _params_echo,
             "reciprocal": _reciprocal,
             "sequence_sum": self._sequence_sum,
@@ -109,6 +110,19 @@ def _failure(text: str, code: str = "INTERNAL") -> Answer:
 def _identity(request: Any) -> Answer:
     """Answer the one input unchanged."""
     return _response(OUTPUT0=_input(request, "INPUT0"))
+
+
+def _large_outputs(request: Any) -> Answer:
+    """Answer with outputs of 160 kB, 16 bytes and any size, or twice as many for negative values."""
+    value = _input(request, "INPUT0")
+    count = 40_000 if value.min() >= 0 else 80_000
+    row = np.arange(count, dtype=np.float32) * np.float32(0.1)
+    outputs = {
+        "LARGE": value.astype(np.float32) + row,
+        "SMALL": np.repeat(value, 4, axis=1),
+        "VARIABLE": np.ones((len(value), 20_000), np.float32) * value,
+    }
+    return _requested(request, **outputs)
 
 
 def _reciprocal(request: Any) -> Answer:

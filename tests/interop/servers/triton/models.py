@@ -114,6 +114,16 @@ MODELS: tuple[Model, ...] = (
         (Port("SCORES", "FP32", (4,), labels=("apple", "pear", "plum", "fig")),),
         max_batch_size=4,
     ),
+    Model(
+        "large_outputs",
+        (Port("INPUT0", "INT32", (1,)),),
+        (
+            Port("LARGE", "FP32", (40_000,)),
+            Port("SMALL", "INT32", (4,)),
+            Port("VARIABLE", "FP32", (-1,)),
+        ),
+        max_batch_size=4,
+    ),
     _two_steps("ensemble_fp64", identity_name("FP64"), "FP64"),
     _two_steps("ensemble_int32", identity_name("INT32"), "INT32"),
     Model("fail_always", (Port("INPUT0", "INT32", (-1,)),), (Port("OUTPUT0", "INT32", (-1,)),)),
