@@ -15,7 +15,7 @@ from bisect import bisect_right, insort
 from collections import OrderedDict, deque
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, cast
+from typing import Final
 from weakref import ref
 
 import numpy as np
@@ -190,7 +190,7 @@ class RegionPool:
         self._regions: list[Region] = []
         self._retired: list[Region] = []
         # Memory is freed on any thread; pieces end on that of the event loop.
-        self._freed: deque[ref[Bytes]] = deque()
+        self._freed: deque[PieceMemory] = deque()
         self._free = self._freed.append
         self._leads: OrderedDict[int, int] = OrderedDict()
         self._lead = 0
@@ -299,7 +299,7 @@ class RegionPool:
     def collect(self) -> None:
         """End the pieces whose messages are gone, and drop regions that nobody uses."""
         while self._freed:
-            piece = cast("PieceMemory", self._freed.popleft()).piece
+            piece = self._freed.popleft().piece
             piece.memory = None  # it would be a reference cycle with the piece
             piece.release()
         for region in self._regions[:]:

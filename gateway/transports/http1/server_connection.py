@@ -239,14 +239,16 @@ class Http1ServerConnection(WritePause, asyncio.BufferedProtocol):
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002  # asyncio's
         """Return the buffer for the next bytes: the body itself, if one is being received."""
         reading = self._reading
-        room = None if reading is None else reading.room()
+        if reading is None:
+            return self._server.buffer
+        room = reading.room()
         self._is_direct = room is not None
         return self._server.buffer if room is None else room
 
     def buffer_updated(self, nbytes: int) -> None:
         """Handle received bytes."""
         reading = self._reading
-        if self._is_direct and reading is not None:
+        if reading is not None and self._is_direct:
             reading.received(nbytes)
             if reading.is_complete:
                 self._reading = None
@@ -436,7 +438,9 @@ class Http1ServerConnection(WritePause, asyncio.BufferedProtocol):
 
     def _arrived(self, request: BufferedRequest | HttpError) -> None:
         self._queue.append(request)
-        self.begin_exchange()
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
     def begin_exchange(self) -> None:
         """Let the task handle the next request, if it waits for one."""

@@ -143,6 +143,8 @@ class InferEncoder:
 _TensorParts = tuple[bytes, bytes, int, "np.dtype[Any] | None"]
 """A tensor's field, the header of its raw contents, their size, and the dtype of an array."""
 
+SharedField = Callable[[str, Datatype | None, Shape | None, SharedMemoryData], bytes]
+
 FieldParts = Callable[[str, Datatype | None, Shape | None], _TensorParts]
 
 # For a tensor that needs more checks: no data has this size.
@@ -207,11 +209,11 @@ class MessageWriter(Protocol):
 
 
 @accelerated
-def message_writer(  # noqa: C901  # of the function that it returns
+def message_writer(
     model_field: Callable[[ModelRef], bytes],
     tensor_parts: FieldParts,
     output_field: Callable[[str], bytes],
-    shared_field: Callable[[str, Datatype, Shape, SharedMemoryData], bytes] | None = None,
+    shared_field: SharedField | None = None,
 ) -> MessageWriter:
     """Return a function that writes inference messages from cached parts.
 
@@ -240,24 +242,13 @@ def message_writer(  # noqa: C901  # of the function that it returns
                 field, raw_head, size, dtype = tensor_parts(
                     tensor.name, tensor.datatype, tensor.shape
                 )
-                data = tensor.data
-                if type(data) is RawData:
-                    raw: bytes | memoryview = data.view
-                elif type(data) is ArrayData:
-                    array = data.array
-                    if array.nbytes != size or array.dtype is not dtype:
-                        return None
-                    raw = array.tobytes() if size <= TAIL_BYTES else as_raw(tensor)
-                elif type(data) is SharedMemoryData and shared_field is not None:
-                    if size < 0 or tensor.parameters:
-                        return None
-                    parts.append(
-                        shared_field(tensor.name, tensor.datatype, tensor.shape, data)  # type: ignore[arg-type]  # else there is no size
-                    )
+                data, is_plain = tensor.data, not tensor.parameters and size >= 0
+                if shared_field is not None and is_plain and type(data) is SharedMemoryData:
+                    place = shared_field(tensor.name, tensor.datatype, tensor.shape, data)
+                    parts.append(place)
                     continue
-                else:
-                    return None
-                if len(raw) != size or tensor.parameters:
+                raw = _raw(tensor, size, dtype) if is_plain else None
+                if raw is None or len(raw) != size:
                     return None
                 if size > TAIL_BYTES:
                     is_large = True
@@ -272,6 +263,16 @@ def message_writer(  # noqa: C901  # of the function that it returns
         return _gathered(parts) if is_large else (b"".join(parts),)
 
     return write
+
+
+def _raw(tensor: Tensor, size: int, dtype: "np.dtype[Any] | None") -> bytes | memoryview | None:
+    """Return the raw contents of a tensor, of an array only if they are *size* bytes of *dtype*."""
+    data = tensor.data
+    if type(data) is RawData:
+        return data.view
+    if type(data) is not ArrayData or data.array.nbytes != size or data.array.dtype is not dtype:
+        return None
+    return data.array.tobytes() if size <= TAIL_BYTES else as_raw(tensor)
 
 
 def _has_only_name(output: RequestedOutput) -> bool:
@@ -299,8 +300,12 @@ def _tensor(
     return bytes(head)
 
 
-def _shared(name: str, datatype: Datatype, shape: Shape, data: SharedMemoryData) -> bytes:
+def _shared(
+    name: str, datatype: Datatype | None, shape: Shape | None, data: SharedMemoryData
+) -> bytes:
     """Write the field of a tensor in shared memory, which has no other parameters."""
+    assert datatype is not None  # noqa: S101  # the caller looked
+    assert shape is not None  # noqa: S101
     return _tensor(name, datatype, shape, join_shared(data))
 
 

@@ -27,6 +27,9 @@ class IdleConnection:
     def pause_reading(self) -> None:
         """Do nothing."""
 
+    def begin_exchange(self) -> None:
+        """Do nothing."""
+
     def check_peer(self, missing: int) -> None:
         """Do nothing."""
 
