@@ -292,7 +292,7 @@ def _listed(array: npt.NDArray[Any]) -> Sequence[object]:
 
 @lru_cache(maxsize=4)
 def _listed_floats(data: bytes) -> Sequence[float]:
-    """Return numbers whose shortest texts have about seven digits. Many jobs send the same image."""
+    """Return numbers by their shortest texts, of about seven digits; many jobs send one image."""
     return [float(str(value)) for value in np.frombuffer(data, np.float32)]
 
 
