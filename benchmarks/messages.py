@@ -8,6 +8,7 @@ import base64
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -283,10 +284,16 @@ def _sized(name: str, array: npt.NDArray[Any]) -> dict[str, object]:
 
 def _listed(array: npt.NDArray[Any]) -> Sequence[object]:
     flat = array.reshape(-1)
-    if array.dtype == np.float32:  # the shortest text of the number, about seven digits
-        return [float(str(value)) for value in flat]
+    if array.dtype == np.float32:
+        return _listed_floats(flat.tobytes())
     values: list[object] = flat.tolist()
     return values
+
+
+@lru_cache(maxsize=4)
+def _listed_floats(data: bytes) -> Sequence[float]:
+    """Return numbers by their shortest texts, of about seven digits; many jobs send one image."""
+    return [float(str(value)) for value in np.frombuffer(data, np.float32)]
 
 
 def _nested(array: npt.NDArray[Any]) -> list[Any]:

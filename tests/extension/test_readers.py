@@ -33,6 +33,7 @@ from gateway.transports.choice import grpc_client, http_client
 from gateway.transports.contract import ClientLimits
 from gateway.transports.stream.client import StreamClient
 from tests.extension.readers import installed
+from tests.integration.asking_kit import running
 from tests.integration.otlp_kit import collecting
 from tests.matrix.clients import CLIENTS, Client, Refused
 from tests.properties.registered import REGISTERED
@@ -230,12 +231,8 @@ async def server() -> AsyncIterator[dict[str, str]]:
 async def before(server: Mapping[str, str], text: str) -> AsyncIterator[Gateway]:
     for name, url in server.items():
         text = text.replace(f"url: {name}}}", f'url: "{url}"}}')
-    front = Gateway(load_text(text))
-    await front.start()
-    try:
+    async with running(text) as front:
         yield front
-    finally:
-        await front.stop()
 
 
 NOT_CARRIED = {("endpoint of TensorRT", "oip raw")}  # the server's shapes have a batch axis

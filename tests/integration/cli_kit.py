@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from http.client import HTTPConnection
@@ -91,10 +91,14 @@ def started(running: Running, patience_s: float = START_S) -> Iterator[Running]:
         running.stderr.close()
 
 
-def gateway(*arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a command in *folder* to its end."""
+def gateway(
+    *arguments: str, folder: Path | None = None, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a command in *folder* to its end, with these variables alone if *environment* is given."""
     with TemporaryFile("w+") as stdout, TemporaryFile("w+") as stderr:
-        process = fork_server.start(arguments, stdout.fileno(), stderr.fileno(), folder)
+        process = fork_server.start(
+            arguments, stdout.fileno(), stderr.fileno(), folder, environment
+        )
         status = process.wait(60)
         for file in (stdout, stderr):
             file.seek(0)

@@ -10,6 +10,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any, Protocol
 
+from tests.integration.fork_server import ForkedProcess
 from tests.integration.workers_kit import eventually
 
 MOST_MEMORY = 256 << 20
@@ -94,7 +95,10 @@ def check_usage(pid: int) -> None:
 class Probed(Protocol):
     """A started container."""
 
-    process: subprocess.Popen[bytes]
+    @property
+    def process(self) -> subprocess.Popen[bytes] | ForkedProcess:
+        """Its process."""
+        ...
 
     def ask(self, method: str, path: str) -> tuple[Any, ...]:
         """Return the status of a request, and what else is in its response."""

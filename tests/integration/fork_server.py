@@ -201,17 +201,30 @@ def _of_imports(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def start(
-    arguments: Sequence[str], stdout: int, stderr: int, folder: Path | None = None
+    arguments: Sequence[str],
+    stdout: int,
+    stderr: int,
+    folder: Path | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> ForkedProcess:
     """Run `gateway` with *arguments*, with these file descriptors for its output.
 
-    *folder* is its working directory, that of this process by default.
+    Args:
+        arguments: The words of its command line.
+        stdout: Its standard output.
+        stderr: Its standard error.
+        folder: Its working directory, that of this process by default.
+        environment: All of its variables, else those that this process started with. It imports from
+            the one folder of PYTHONPATH too.
     """
     forks = asyncio.create_subprocess_exec is not _launch_anew
-    directory = str(folder or Path.cwd())
-    return _line().fork(
-        _Start(_COMMAND, arguments, directory, sys.path, forks=forks), stdout, stderr
+    path = list(sys.path)
+    if environment is not None and "PYTHONPATH" in environment:
+        path.append(environment["PYTHONPATH"])
+    words = _Start(
+        _COMMAND, arguments, str(folder or Path.cwd()), path, environment=environment, forks=forks
     )
+    return _line().fork(words, stdout, stderr)
 
 
 @contextmanager

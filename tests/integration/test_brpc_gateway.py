@@ -42,6 +42,7 @@ admin: {{address: null, metrics: null}}
 models:
   simple: {{backend: python, options: {{callable: "gateway.backends.examples:simple"}}}}
   watched: {{backend: python, options: {{callable: "tests.hostile.models:watched", instances: 8}}}}
+  held: {{backend: python, options: {{callable: "tests.hostile.models:held", instances: 8}}}}
   fail: {{backend: python, options: {{callable: "gateway.backends.examples:fail"}}}}
 lifecycle: {{pre_stop: 0s}}
 """
@@ -72,12 +73,12 @@ def address(request: pytest.FixtureRequest, server: Running, front: Running) -> 
     return {"server": server, "front": front}[request.param].addresses[BRPC]
 
 
-def waiting(number: int, wait_ms: int, *, timeout_ms: int = 0) -> Question:
-    """Return a request to the model "watched", which takes *ms* milliseconds."""
+def waiting(number: int, wait_ms: int, *, timeout_ms: int = 0, model: str = "watched") -> Question:
+    """Return a request to the model "watched", which takes *wait_ms* milliseconds, or to "held"."""
     row = Tensor("INPUT0", INT32, (2,), (wait_ms, number))
     return Question(
         "Predict",
-        oracle.message("watched", [row]),
+        oracle.message(model, [row]),
         extra={8: timeout_ms} if timeout_ms else {},
     )
 
@@ -113,12 +114,15 @@ def test_response_has_the_correlation_id_of_its_request(address: str, number: in
     assert (number or 0, (SUM, DIFFERENCE)) == (response.number, response.message.tensors)
 
 
-def test_responses_are_sent_as_they_complete(address: str) -> None:
+def test_responses_are_sent_as_they_complete(address: str, server: Running) -> None:
     """A slow request does not delay later requests of its connection."""
-    with Client(address) as client:
-        slow = client.send(waiting(1, 4000))
+    number = 100 + (address == server.addresses[BRPC])
+    with Client(address) as client, Client(address) as other:
+        slow = client.send(waiting(number, 1, model="held"))
         prompt = [client.send(PREDICT) for _ in range(20)]
-        responses = [client.answer() for _ in range(21)]
+        responses = [client.answer() for _ in range(20)]
+        assert OK == other.ask(waiting(number, 0, model="held")).status
+        responses.append(client.answer())
     numbers = [response.number for response in responses if response is not None]
     assert sorted(prompt) == sorted(numbers[:-1])
     assert slow == numbers[-1]

@@ -11,8 +11,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from gateway.app import Gateway
-from gateway.config.load import load_text
+from tests.integration.asking_kit import running
 from tests.integration.openai_models import GOLDEN, MODELS, recorded
 
 pytest.importorskip("tokenizers")
@@ -33,12 +32,8 @@ _FORWARDED = {"content-type", "authorization", "x-request-id", "user-agent"}
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def url() -> AsyncIterator[str]:
     """Run a gateway with the recorded models."""
-    gateway = Gateway(load_text(CONFIG))
-    await gateway.start()
-    try:
+    async with running(CONFIG) as gateway:
         yield f"http://{gateway.addresses['main.http']}"
-    finally:
-        await gateway.stop()
 
 
 def request_of(entry: dict[str, Any]) -> tuple[str, str, dict[str, str], bytes]:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.app import Gateway
 from gateway.config.load import load_text
+from tests.integration.asking_kit import running
 from tests.integration.openai_models import GOLDEN
 from tests.integration.test_openai_upstream import post
 
@@ -38,9 +38,7 @@ async def test_a_changed_tokenizer_replaces_the_old_one(tmp_path: Path) -> None:
     """The words of the file have other ids after the reload, while calls go on."""
     file = tmp_path / "tokenizer.json"
     shutil.copy(GOLDEN / "tokenizer.json", file)
-    gateway = Gateway(load_text(CONFIG, directory=tmp_path))
-    await gateway.start()
-    try:
+    async with running(CONFIG, directory=tmp_path) as gateway:
         url = f"http://{gateway.addresses['main.http']}"
         request = {"model": "embed_ids", "input": "hello"}
         before = (await post(url, "/v1/embeddings", request))[1]["data"]
@@ -55,5 +53,3 @@ async def test_a_changed_tokenizer_replaces_the_old_one(tmp_path: Path) -> None:
         world = (await post(url, "/v1/embeddings", {**request, "input": "world"}))[1]["data"]
         assert before == world
         assert {200} == {status for status, _ in await asyncio.gather(*calls)}
-    finally:
-        await gateway.stop()

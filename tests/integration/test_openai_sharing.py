@@ -11,8 +11,7 @@ import numpy.typing as npt
 import pytest
 import pytest_asyncio
 
-from gateway.app import Gateway
-from gateway.config.load import load_text
+from tests.integration.asking_kit import running
 from tests.integration.openai_models import GOLDEN, states
 from tests.integration.test_openai_upstream import post, text_input
 
@@ -85,12 +84,8 @@ def shown_states(inputs: dict[str, Array]) -> dict[str, Array]:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def url() -> AsyncIterator[str]:
     """Run a gateway with the models."""
-    gateway = Gateway(load_text(CONFIG))
-    await gateway.start()
-    try:
+    async with running(CONFIG) as gateway:
         yield f"http://{gateway.addresses['main.http']}"
-    finally:
-        await gateway.stop()
 
 
 @pytest.fixture(autouse=True)

@@ -14,6 +14,7 @@ import pytest_asyncio
 
 from gateway.app import Gateway
 from gateway.config.load import load_text
+from tests.integration.asking_kit import running
 from tests.integration.openai_models import MODELS, vectors
 
 pytest.importorskip("tokenizers")
@@ -48,12 +49,8 @@ async def url() -> AsyncIterator[str]:
     """Run a server with the recorded models, and a gateway before it."""
     server = Gateway(load_text(SERVER))
     await server.start()
-    front = Gateway(load_text(FRONT.format(server=server.addresses["main.http"])))
-    await front.start()
-    try:
+    async with running(FRONT.format(server=server.addresses["main.http"])) as front:
         yield f"http://{front.addresses['main.http']}"
-    finally:
-        await front.stop()
         await server.stop()
 
 

@@ -17,6 +17,7 @@ from gateway.app import Gateway
 from gateway.config.load import load_text
 from gateway.ir.errors import Unavailable
 from gateway.ir.tensors.tensor import as_numpy
+from tests.integration.asking_kit import running
 from tests.integration.http_kit import eventually
 from tests.integration.reload_kit import SERVER, STEP, infer_request
 from tests.name_server import NameServer, name_server
@@ -86,12 +87,8 @@ async def servers(scheme: str, port: int) -> AsyncIterator[None]:
 @contextlib.asynccontextmanager
 async def following(url: str, names: NameServer, recipe: str = RESOLVE) -> AsyncIterator[Gateway]:
     """Run a gateway that follows the name in *url*, with the other keys of *recipe*."""
-    gateway = Gateway(load_text(CONFIG.format(url=url, recipe=recipe)))
-    await gateway.start()
-    try:
+    async with running(CONFIG.format(url=url, recipe=recipe)) as gateway:
         yield gateway
-    finally:
-        await gateway.stop()
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ import pytest_asyncio
 from google.protobuf.json_format import MessageToDict, ParseDict
 
 from gateway.app import Gateway
-from gateway.config.load import load_text
 from gateway.schema import seldon_pb2 as pb
+from tests.integration.asking_kit import running
 
 SERVER = """
 version: 1
@@ -71,24 +71,16 @@ models:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def server() -> AsyncIterator[Gateway]:
     """Run a gateway with models of its own."""
-    gateway = Gateway(load_text(SERVER))
-    await gateway.start()
-    try:
+    async with running(SERVER) as gateway:
         yield gateway
-    finally:
-        await gateway.stop()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def front(server: Gateway) -> AsyncIterator[Gateway]:
     """Run a gateway whose upstreams are those of the other one."""
     addresses = server.addresses["main.http"], server.addresses["main.grpc"]
-    gateway = Gateway(load_text(FRONT % addresses))
-    await gateway.start()
-    try:
+    async with running(FRONT % addresses) as gateway:
         yield gateway
-    finally:
-        await gateway.stop()
 
 
 async def rest(gateway: Gateway, method: str, path: str, document: Any = None) -> tuple[int, Any]:

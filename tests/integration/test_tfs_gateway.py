@@ -15,6 +15,7 @@ from aiohttp import web
 
 from gateway.app import Gateway
 from gateway.config.load import load_text
+from tests.integration.asking_kit import running
 from tests.integration.tfs_models import MODELS
 
 SERVER = f"""
@@ -240,14 +241,10 @@ async def test_declarations_change_with_a_reload(server: Gateway) -> None:
     """A label is known after a reload that declares it."""
     del server
     text = SERVER.replace("{stable: 1, canary: 1}", "{stable: 1}")
-    running = Gateway(load_text(text))
-    await running.start()
-    try:
-        address = running.addresses["main.http"]
+    async with running(text) as front:
+        address = front.addresses["main.http"]
         path = "/v1/models/add_sub/labels/canary"
         assert 400 == (await ask(address, "GET", path))[0]
-        await running.reload(load_text(SERVER))
+        await front.reload(load_text(SERVER))
         assert 200 == (await ask(address, "GET", path))[0]
-    finally:
-        await running.stop()
         await asyncio.sleep(0)

@@ -14,8 +14,8 @@ import pytest
 import pytest_asyncio
 
 from gateway.app import Gateway
-from gateway.config.load import load_text
 from tests.golden.members import AlwaysSent
+from tests.integration.asking_kit import running
 from tests.integration.tfs_models import GOLDEN, MODELS, recorded
 
 CONFIG = f"""
@@ -65,12 +65,8 @@ KSERVE = [
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def gateway() -> AsyncIterator[Gateway]:
     """Run a gateway with the recorded models, and a listener for each dialect."""
-    running = Gateway(load_text(CONFIG))
-    await running.start()
-    try:
-        yield running
-    finally:
-        await running.stop()
+    async with running(CONFIG) as found:
+        yield found
 
 
 class _Socket:

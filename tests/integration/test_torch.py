@@ -8,8 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gateway.app import Gateway
-from gateway.config.load import load_text
 from gateway.ir.calls import InferRequest, ModelLoadRequest, ModelMetadataRequest
 from gateway.ir.context import ModelRef
 from gateway.ir.tensors.tensor import array_tensor, as_numpy
@@ -64,9 +62,7 @@ async def test_every_protocol_gets_the_result_of_numpy(tmp_path: Path) -> None:
 async def test_new_version_loads_while_the_old_one_serves(tmp_path: Path) -> None:
     """No call fails meanwhile, and afterwards metadata has the new version's shapes."""
     exported(tmp_path, "1")
-    gateway = Gateway(load_text(CONFIG, directory=tmp_path))
-    await gateway.start()
-    try:
+    async with running(CONFIG, directory=tmp_path) as gateway:
         ref = ModelRef("sums")
         inputs = (array_tensor("a", A), array_tensor("b", B))
         call = InferRequest(model=ModelRef("sums", "1"), inputs=inputs)
@@ -82,5 +78,3 @@ async def test_new_version_loads_while_the_old_one_serves(tmp_path: Path) -> Non
         metadata = await gateway.service(ModelMetadataRequest(model=ref))
         assert (("1", "2"), (-1, 4)) == (metadata.versions, metadata.inputs[0].shape)
         assert (A + B).tolist() == as_numpy((await gateway.service(call)).outputs[0]).tolist()
-    finally:
-        await gateway.stop()

@@ -8,9 +8,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gateway.app import Gateway
-from gateway.config.load import load_text
 from gateway.registry import protocol, protocol_names
+from tests.integration.asking_kit import running
 
 CONFIG = """
 version: 1
@@ -36,14 +35,10 @@ FORMS: dict[str, tuple[int, tuple[str, ...] | None]] = {
 
 async def response_of(protocols: str) -> tuple[int, bytes]:
     """Return status and body of the response to a path that nothing serves."""
-    gateway = Gateway(load_text(CONFIG.format(protocols=protocols)))
-    await gateway.start()
-    try:
+    async with running(CONFIG.format(protocols=protocols)) as gateway:
         url = f"http://{gateway.addresses['main.http']}{PATH}"
         async with aiohttp.ClientSession() as session, session.get(url) as found:
             return found.status, await found.read()
-    finally:
-        await gateway.stop()
 
 
 def test_every_protocol_has_a_form() -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -18,8 +16,10 @@ import pytest
 
 from gateway.schema import tensorflow_messages_pb2
 from gateway.schema import tensorflow_serving_pb2 as pb
-from tests.integration.cli_kit import free_port
+from tests.integration import fork_server
+from tests.integration.cli_kit import free_port, gateway
 from tests.integration.container_kit import await_ready, await_refusal
+from tests.integration.fork_server import ForkedProcess
 from tests.integration.workers_kit import eventually
 
 CONFIG = """
@@ -79,7 +79,7 @@ class Container:
     """
 
     def __init__(
-        self, process: subprocess.Popen[bytes], folder: Path, port: int, routes: dict[str, str]
+        self, process: ForkedProcess, folder: Path, port: int, routes: dict[str, str]
     ) -> None:
         self.process = process
         self.folder = folder
@@ -129,13 +129,8 @@ def container(
         **routes,
     }
     with (folder / "log").open("w") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "gateway", "serve"],
-            env=environment,
-            cwd="/",
-            stdout=log,
-            stderr=log,
-        )
+        output = log.fileno()
+        process = fork_server.start(["serve"], output, output, Path("/"), environment)
     found = Container(process, folder, port, routes)
     try:
         await_ready(found, found.health_route, folder / "log")
@@ -256,14 +251,12 @@ def test_the_end_loses_no_call(tmp_path: Path) -> None:
 
 def test_artefacts_that_are_not_here_are_named(tmp_path: Path) -> None:
     """Without a configuration, the error names the storage and says what to do."""
-    found = subprocess.run(
-        [sys.executable, "-m", "gateway", "serve"],
-        env={"PATH": os.environ["PATH"], "HOME": str(tmp_path), "AIP_STORAGE_URI": "gs://b/m"},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    environment = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(tmp_path),
+        "AIP_STORAGE_URI": "gs://b/m",
+    }
+    found = gateway("serve", folder=tmp_path, environment=environment)
     assert 2 == found.returncode
     assert "gs://b/m" in found.stderr
     assert "start command" in found.stderr

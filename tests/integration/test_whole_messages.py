@@ -14,10 +14,9 @@ from typing import Any
 import pytest
 import yaml
 
-from gateway.app import Gateway
-from gateway.config.load import load_text
 from gateway.registry import PROTOCOLS, protocol
 from gateway.wire.protobuf.plain import is_plain_message
+from tests.integration.asking_kit import running
 from tests.integration.whole_messages import (
     JSON,
     NOT_WHOLE,
@@ -59,12 +58,8 @@ def config_of(way: Way, server: str, **target: Any) -> str:
 @asynccontextmanager
 async def before(way: Way, server: str, **target: Any) -> AsyncIterator[str]:
     """Run a gateway before the server at an address or a socket, and yield its own address."""
-    gateway = Gateway(load_text(config_of(way, server, **target)))
-    await gateway.start()
-    try:
+    async with running(config_of(way, server, **target)) as gateway:
         yield next(iter(gateway.addresses.values()))
-    finally:
-        await gateway.stop()
 
 
 async def test_every_protocol_and_carrier_has_messages_or_a_reason() -> None:
@@ -292,9 +287,7 @@ async def test_what_changes_tensors_rewrites_the_message(name: str, change: str)
     way = WAYS[name]
     async with recording(way) as server:
         document = {**yaml.safe_load(config_of(way, server.address)), **CHANGES[change]}
-        gateway = Gateway(load_text(yaml.safe_dump(document)))
-        await gateway.start()
-        try:
+        async with running(yaml.safe_dump(document)) as gateway:
             address = next(iter(gateway.addresses.values()))
             server.seen.clear()
             for key, message in way.messages.items():
@@ -304,8 +297,6 @@ async def test_what_changes_tensors_rewrites_the_message(name: str, change: str)
                     found = await send(way, address, message)
                     assert b"internal" not in found.body
                     assert message.body not in {each.body for each in server.seen}
-        finally:
-            await gateway.stop()
 
 
 @pytest.mark.parametrize("name", WAYS)
@@ -316,14 +307,10 @@ async def test_a_message_of_another_protocol_is_never_sent_on(name: str) -> None
     async with recording(other) as server:
         document = yaml.safe_load(config_of(way, server.address))
         document["upstreams"]["server"] = {"url": f"{other.url}://{server.address}"}
-        gateway = Gateway(load_text(yaml.safe_dump(document)))
-        await gateway.start()
-        try:
+        async with running(yaml.safe_dump(document)) as gateway:
             server.seen.clear()
             for message in way.messages.values():
                 found = await send(way, next(iter(gateway.addresses.values())), message)
                 assert message not in server.seen
                 assert b"Request " not in found.body
                 assert b"internal" not in found.body
-        finally:
-            await gateway.stop()

@@ -134,6 +134,15 @@ async def test_a_server_that_accepts_and_sends_no_http2(transport: str) -> None:
     assert "if it serves HTTP on this port, use a URL such as oip+http://" in message
 
 
+def with_tls(folder: Path) -> str:
+    """Write a certificate of an unknown authority, and return a configuration with it."""
+    certificate = trustme.CA().issue_cert("127.0.0.1")
+    certificate.private_key_pem.write_to_path(folder / "server.key")
+    certificate.cert_chain_pems[0].write_to_path(folder / "server.pem")
+    tls = "{http: '127.0.0.1:0', grpc: '127.0.0.1:0', tls: {cert: server.pem, key: server.key}}"
+    return CONFIG.replace('{http: "127.0.0.1:0", grpc: "127.0.0.1:0"}', tls)
+
+
 async def test_plain_http_to_a_port_with_tls() -> None:
     """A TLS server responds to plain text with an alert."""
     async with responding(b"\x15\x03\x03\x00\x02\x02\x46") as address:
@@ -144,12 +153,7 @@ async def test_plain_http_to_a_port_with_tls() -> None:
 @pytest.mark.parametrize("carrier", ["http", "grpc"])
 async def test_plain_to_a_gateway_with_tls(carrier: str, tmp_path: Path) -> None:
     """The error names TLS and the key that enables it."""
-    certificate = trustme.CA().issue_cert("127.0.0.1")
-    certificate.private_key_pem.write_to_path(tmp_path / "server.key")
-    certificate.cert_chain_pems[0].write_to_path(tmp_path / "server.pem")
-    tls = "{http: '127.0.0.1:0', grpc: '127.0.0.1:0', tls: {cert: server.pem, key: server.key}}"
-    config = CONFIG.replace('{http: "127.0.0.1:0", grpc: "127.0.0.1:0"}', tls)
-    async with running(config, tmp_path) as gateway:
+    async with running(with_tls(tmp_path), tmp_path) as gateway:
         message = await failure(f"oip+{carrier}://{gateway.addresses[f'main.{carrier}']}")
     assert "it needs TLS on this port" in message
     assert "add `tls: {}` to the upstream" in message
@@ -158,12 +162,7 @@ async def test_plain_to_a_gateway_with_tls(carrier: str, tmp_path: Path) -> None
 @pytest.mark.parametrize("carrier", ["https", "grpcs"])
 async def test_an_unknown_authority_is_named_with_the_setting(carrier: str, tmp_path: Path) -> None:
     """The error of a URL with TLS says how to trust another authority."""
-    certificate = trustme.CA().issue_cert("127.0.0.1")
-    certificate.private_key_pem.write_to_path(tmp_path / "server.key")
-    certificate.cert_chain_pems[0].write_to_path(tmp_path / "server.pem")
-    tls = "{http: '127.0.0.1:0', grpc: '127.0.0.1:0', tls: {cert: server.pem, key: server.key}}"
-    config = CONFIG.replace('{http: "127.0.0.1:0", grpc: "127.0.0.1:0"}', tls)
-    async with running(config, tmp_path) as gateway:
+    async with running(with_tls(tmp_path), tmp_path) as gateway:
         message = await failure(f"{carrier}://{gateway.addresses[f'main.{carrier[:4]}']}")
     assert "certificate verify failed" in message
     assert "`tls: {ca: FILE}` or --tls-ca FILE" in message

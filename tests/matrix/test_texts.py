@@ -9,8 +9,7 @@ import pytest
 import pytest_asyncio
 
 from gateway.app import Gateway
-from gateway.config.load import load_text
-from tests.integration.asking_kit import urls
+from tests.integration.asking_kit import running, urls
 from tests.integration.openai_models import vectors
 from tests.integration.test_openai_upstream import post
 
@@ -47,12 +46,8 @@ routes: [{{match: {{model: alias}}, targets: [{{upstream: server, model: embed_t
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def server() -> AsyncIterator[Gateway]:
     """Run a server of every protocol with a model of texts."""
-    gateway = Gateway(load_text(SERVER))
-    await gateway.start()
-    try:
+    async with running(SERVER) as gateway:
         yield gateway
-    finally:
-        await gateway.stop()
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -61,9 +56,7 @@ async def server() -> AsyncIterator[Gateway]:
 )
 async def test_texts_reach_a_server_of_any_protocol(server: Gateway, way: str) -> None:
     """Texts are divided by the batch size, named by a route, and their rows keep their bits."""
-    front = Gateway(load_text(FRONT.format(url=urls(server, "embed_text")[way])))
-    await front.start()
-    try:
+    async with running(FRONT.format(url=urls(server, "embed_text")[way])) as front:
         texts = ["one", "two", "three"]
         request = {"model": "alias", "input": texts, "encoding_format": "base64"}
         url = f"http://{front.addresses['main.http']}"
@@ -72,5 +65,3 @@ async def test_texts_reach_a_server_of_any_protocol(server: Gateway, way: str) -
         assert "alias" == reply["model"]
         rows = [base64.b64decode(row["embedding"]) for row in reply["data"]]
         assert [vectors()[text] for text in texts] == rows
-    finally:
-        await front.stop()

@@ -268,15 +268,22 @@ def test_values_are_named_by_nouns(root: str) -> None:
     ]
 
 
+_TEST = re.compile(r"^ *(?:async )?def (test_\w+)", re.MULTILINE)
+
+
 def household_tests(text: str) -> list[tuple[int, str]]:
     """Return the test functions of a module that have such a word in their names, with lines."""
     return [
-        (node.lineno, node.name)
-        for node in ast.walk(parsed(text))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and node.name.startswith("test_")
-        and (HOUSEHOLD_TEST_WORDS & set(node.name.split("_")) or "so_many" in node.name)
+        (1 + text.count("\n", 0, found.start(1)), found[1])
+        for found in _TEST.finditer(text)
+        if HOUSEHOLD_TEST_WORDS & set(found[1].split("_")) or "so_many" in found[1]
     ]
+
+
+def test_household_words_are_found_in_test_names() -> None:
+    """Functions and coroutines count, at the top and in classes."""
+    text = "def test_it_says(): pass\nclass A:\n    async def test_so_many(self): pass\n"
+    assert [(1, "test_it_says"), (3, "test_so_many")] == household_tests(text)
 
 
 def test_test_names_have_the_fields_words() -> None:
@@ -291,11 +298,14 @@ def test_test_names_have_the_fields_words() -> None:
 _SECTION = re.compile(r"^(?:Args|Attributes):\n((?: +.*(?:\n|$)|\n)+)", re.MULTILINE)
 _ENTRY = re.compile(r"^    (\*{0,2}\w+): (.*(?:\n     +.*)*)", re.MULTILINE)
 _REFERS = re.compile(r"(As|Of|See|Like|The same|Same|Those of)\b")
+_MAY_REFER = re.compile(rf"\w:\s+{_REFERS.pattern}")
 
 
 def referring_entries(text: str) -> list[str]:
     """Return the short entries of docstrings that only point elsewhere."""
-    found = []
+    found: list[str] = []
+    if _MAY_REFER.search(text) is None:  # as in most modules, which need not be parsed
+        return found
     for node in ast.walk(parsed(text)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             for section in _SECTION.findall(ast.get_docstring(node) or ""):

@@ -94,6 +94,13 @@ class Names:
         found = tuple(HostAddress(host, 8001, address) for address in addresses)
         self.records[host] = HostAddresses(found, ttl_s)
 
+    async def resolve(
+        self, *addresses: str, host: str = "triton", ttl_s: float | None = 10.0
+    ) -> None:
+        """Let a name have these addresses, and look it up."""
+        self.set(*addresses, host=host, ttl_s=ttl_s)
+        await self.discovery.update()
+
     def _build(self, url: Url, address: str) -> BuiltEndpoint:
         server = self.servers[address] = Server(self.may_probe)
         endpoint = Endpoint(f"{address}:{url.port}", server)  # type: ignore[arg-type]  # a double
@@ -126,8 +133,7 @@ class Names:
 async def test_each_address_becomes_a_probed_endpoint() -> None:
     """Calls are balanced across all addresses."""
     names = Names()
-    names.set("10.0.0.1", "10.0.0.2")
-    await names.discovery.update()
+    await names.resolve("10.0.0.1", "10.0.0.2")
     assert names.names() == ["10.0.0.1", "10.0.0.2"]
     assert names.endpoints.ready()
     for _ in range(4):
@@ -139,11 +145,9 @@ async def test_each_address_becomes_a_probed_endpoint() -> None:
 async def test_a_new_address_becomes_an_endpoint() -> None:
     """The existing endpoints are kept."""
     names = Names()
-    names.set("10.0.0.1")
-    await names.discovery.update()
+    await names.resolve("10.0.0.1")
     (first,) = names.endpoints.endpoints
-    names.set("10.0.0.1", "10.0.0.2")
-    await names.discovery.update()
+    await names.resolve("10.0.0.1", "10.0.0.2")
     assert names.endpoints.endpoints[0] is first
     assert names.names() == ["10.0.0.1", "10.0.0.2"]
     await names.discovery.close()
@@ -152,14 +156,12 @@ async def test_a_new_address_becomes_an_endpoint() -> None:
 async def test_a_removed_address_finishes_its_calls() -> None:
     """It receives no new calls, and is closed after the last one."""
     names = Names()
-    names.set("10.0.0.1")
-    await names.discovery.update()
+    await names.resolve("10.0.0.1")
     server = names.servers["10.0.0.1"]
     server.may_reply.clear()
     call = asyncio.create_task(names.endpoints(CALL))
     await settle()
-    names.set("10.0.0.2")
-    await names.discovery.update()
+    await names.resolve("10.0.0.2")
     await names.endpoints(CALL)
     await names.endpoints(CALL)
     assert (server.calls, names.servers["10.0.0.2"].calls) == (1, 2)
@@ -178,11 +180,9 @@ async def test_a_removed_address_finishes_its_calls() -> None:
 async def test_a_removed_address_finishes_its_sequences() -> None:
     """Later requests of its sequences still reach it, until the last one."""
     names = Names()
-    names.set("10.0.0.1")
-    await names.discovery.update()
+    await names.resolve("10.0.0.1")
     await names.endpoints(CALL.changed(sequence=CallSequence(7, start=True)))
-    names.set("10.0.0.2")
-    await names.discovery.update()
+    await names.resolve("10.0.0.2")
     await names.endpoints(CALL.changed(sequence=CallSequence(7)))
     await names.endpoints(CALL.changed(sequence=CallSequence(7, end=True)))
     assert names.servers["10.0.0.1"].calls == 3
@@ -195,13 +195,11 @@ async def test_a_removed_address_finishes_its_sequences() -> None:
 async def test_a_removed_address_is_closed_after_a_timeout() -> None:
     """Calls still pending after `leave_s` do not keep it open."""
     names = Names(leave_s=3.0)
-    names.set("10.0.0.1")
-    await names.discovery.update()
+    await names.resolve("10.0.0.1")
     names.servers["10.0.0.1"].may_reply.clear()
     call = asyncio.create_task(names.endpoints(CALL))
     await settle()
-    names.set("10.0.0.2")
-    await names.discovery.update()
+    await names.resolve("10.0.0.2")
     for _ in range(40):
         await settle()
     assert names.servers["10.0.0.1"].is_closed
@@ -212,16 +210,13 @@ async def test_a_removed_address_is_closed_after_a_timeout() -> None:
 async def test_an_address_that_returns_in_time_is_kept() -> None:
     """Its calls continue, and it receives new ones."""
     names = Names()
-    names.set("10.0.0.1")
-    await names.discovery.update()
+    await names.resolve("10.0.0.1")
     server = names.servers["10.0.0.1"]
     server.may_reply.clear()
     call = asyncio.create_task(names.endpoints(CALL))
     await settle()
-    names.set("10.0.0.2")
-    await names.discovery.update()
-    names.set("10.0.0.1")
-    await names.discovery.update()
+    await names.resolve("10.0.0.2")
+    await names.resolve("10.0.0.1")
     server.may_reply.set()
     await call
     await settle()
@@ -233,14 +228,12 @@ async def test_an_address_that_returns_in_time_is_kept() -> None:
 async def test_a_returning_address_was_closed_during_another_probe() -> None:
     """Both receive calls, although the last call of the first ended before the other probe."""
     names = Names()
-    names.set("10.0.0.1")
-    await names.discovery.update()
+    await names.resolve("10.0.0.1")
     leaving = names.servers["10.0.0.1"]
     leaving.may_reply.clear()
     call = asyncio.create_task(names.endpoints(CALL))
     await settle()
-    names.set("10.0.0.2")
-    await names.discovery.update()
+    await names.resolve("10.0.0.2")
     names.set("10.0.0.1", "10.0.0.3")
     names.may_probe.clear()
     update = asyncio.create_task(names.discovery.update())
@@ -259,15 +252,12 @@ async def test_a_returning_address_was_closed_during_another_probe() -> None:
 async def test_metrics_of_a_returning_address_were_removed() -> None:
     """Withheld calls of the old endpoint end after a new endpoint has its name."""
     names = Names()
-    names.set("10.0.0.1")
-    await names.discovery.update()
+    await names.resolve("10.0.0.1")
     names.discovery.members[0].withheld.begin()
-    names.set("10.0.0.2")
-    await names.discovery.update()
+    await names.resolve("10.0.0.2")
     await settle()
     left = names.servers["10.0.0.1"]
-    names.set("10.0.0.1", "10.0.0.2")
-    await names.discovery.update()
+    await names.resolve("10.0.0.1", "10.0.0.2")
     names.withheld["10.0.0.1"][0].end()
     await settle()
     assert (left.is_closed, names.removed) == (True, [])
@@ -290,15 +280,13 @@ async def test_endpoint_of_a_cancelled_update_was_never_closed() -> None:
 async def test_a_failed_lookup_keeps_the_addresses() -> None:
     """The failure is logged once, as is the recovery."""
     names = Names()
-    names.set("10.0.0.1")
-    await names.discovery.update()
+    await names.resolve("10.0.0.1")
     names.records["triton"] = OSError("no answer")
     with capture_logs() as lines:
         await names.discovery.update()
         await names.discovery.update()
         assert names.names() == ["10.0.0.1"]
-        names.set("10.0.0.1")
-        await names.discovery.update()
+        await names.resolve("10.0.0.1")
     assert [line["event"] for line in lines] == ["name not resolved", "name resolved again"]
     await names.discovery.close()
 
@@ -318,8 +306,7 @@ async def test_an_address_of_two_names_is_one_endpoint() -> None:
     """Two endpoints would count its load twice."""
     names = Names("oip+grpc://a:8001", "oip+grpc://b:8001")
     names.set("10.0.0.1", "10.0.0.2", host="a")
-    names.set("10.0.0.2", "10.0.0.3", host="b")
-    await names.discovery.update()
+    await names.resolve("10.0.0.2", "10.0.0.3", host="b")
     assert names.names() == ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
     await names.discovery.close()
 
@@ -378,16 +365,14 @@ async def test_name_is_looked_up_again_after_its_time_to_live(
 ) -> None:
     """The interval is between `resolve_floor` and `resolve_cap`, in steps of the former."""
     names = Names()
-    names.set("10.0.0.1", ttl_s=ttl_s)
-    await names.discovery.update()
+    await names.resolve("10.0.0.1", ttl_s=ttl_s)
     assert await until_next_lookup(names) == expected_s
 
 
 async def test_an_unready_endpoint_shortens_the_lookup_interval() -> None:
     """A moved server is found before the time to live has passed."""
     names = Names()
-    names.set("10.0.0.1", "10.0.0.2", ttl_s=3600.0)
-    await names.discovery.update()
+    await names.resolve("10.0.0.1", "10.0.0.2", ttl_s=3600.0)
     names.servers["10.0.0.2"].is_ready = False
     await names.discovery.members[1].prober.probe()
     assert await until_next_lookup(names) == 5.0
@@ -396,11 +381,9 @@ async def test_an_unready_endpoint_shortens_the_lookup_interval() -> None:
 async def test_draining_all_endpoints_includes_later_addresses() -> None:
     """An operator's "*" means all endpoints, also future ones."""
     names = Names()
-    names.set("10.0.0.1")
-    await names.discovery.update()
+    await names.resolve("10.0.0.1")
     names.endpoints.drain({"*"})
-    names.set("10.0.0.1", "10.0.0.2")
-    await names.discovery.update()
+    await names.resolve("10.0.0.1", "10.0.0.2")
     with pytest.raises(Unavailable, match="all endpoints of upstream 'up' are drained"):
         await names.endpoints(CALL)
     names.endpoints.drain({"10.0.0.1:8001"})
