@@ -12,17 +12,17 @@ log = structlog.get_logger(__name__)
 
 
 def start_background(
-    coroutine: Coroutine[Any, Any, T], name: str, kept: set[asyncio.Task[T]] | None = None
+    coroutine: Coroutine[Any, Any, T], name: str, tasks: set[asyncio.Task[T]] | None = None
 ) -> asyncio.Task[T]:
     """Run a coroutine in the background; its failure is logged at once.
 
-    The event loop keeps no task: the caller does, or *kept* has it until it ends.
+    The event loop keeps no task: the caller does, or its *tasks* have it until it ends.
     """
     task = asyncio.get_running_loop().create_task(coroutine, name=name)
     task.add_done_callback(log_failure)
-    if kept is not None:
-        kept.add(task)
-        task.add_done_callback(kept.discard)
+    if tasks is not None:
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
     return task
 
 

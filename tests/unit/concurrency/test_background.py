@@ -39,18 +39,18 @@ async def test_end_and_cancellation_are_no_failures() -> None:
 
 async def test_a_task_is_kept_until_it_ends() -> None:
     """The set of its owner has it meanwhile, or the loop could lose it."""
-    kept: set[asyncio.Task[None]] = set()
+    tasks: set[asyncio.Task[None]] = set()
     event = asyncio.Event()
 
     async def work() -> None:
         await event.wait()
 
-    task = start_background(work(), "the work", kept)
-    assert {task} == kept
+    task = start_background(work(), "the work", tasks)
+    assert {task} == tasks
     event.set()
     await task
     await asyncio.sleep(0)
-    assert set() == kept
+    assert set() == tasks
 
 
 async def test_tasks_are_cancelled_and_have_ended() -> None:
