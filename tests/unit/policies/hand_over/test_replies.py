@@ -24,6 +24,7 @@ from gateway.ir.metadata import ModelConfiguration
 from gateway.ir.tensors.data import RawData, SharedMemoryData
 from gateway.ir.tensors.datatypes import Datatype
 from gateway.ir.tensors.tensor import RequestedOutput, Tensor, as_raw
+from gateway.policies.cache import Cache
 from gateway.policies.hand_over.policy import HandOver
 from gateway.policies.hand_over.pool import RegionPool
 from gateway.policies.hand_over.replies import FixedOutputs
@@ -112,6 +113,17 @@ async def test_memory_is_used_again_after_the_last_view_is_gone(tmp_path: Path) 
             assert is_reply_to(number, await it.layer(call_of(number)))
         assert 201 == it.triton.writes
         assert bytes([1]) * 2 * KIB == part
+
+
+async def test_cached_replies_hold_no_memory_of_the_pool(tmp_path: Path) -> None:
+    """The cache copies what it keeps: more replies than the pool has room for come from it."""
+    async with replying(tmp_path, most=512 * KIB) as it:
+        cache = Cache(it.layer)
+        for _ in range(2):
+            for number in range(1, 20):
+                assert is_reply_to(number, await cache(call_of(number)))
+        assert 19 == it.triton.writes
+        assert cache.used_bytes > 19 * SIZE
 
 
 async def test_full_pool_lets_replies_come_as_bytes(tmp_path: Path) -> None:
