@@ -127,15 +127,15 @@ class HandOver:
     async def _infer(self, call: InferRequest, *, has_large_input: bool) -> InferResponse:
         sizes = self._fixed_outputs.sizes(call)
         if has_large_input or sizes:
-            self._register_if_needed()
+            if self._pool.needs_region or not self._registered.issuperset(self._pool.regions):
+                self._start_registration()
             if self._registered:
                 return await self._in_shared_memory(call, sizes, has_large_input)
         return await self._as_bytes(call)
 
     async def _as_bytes(self, call: InferRequest) -> InferResponse:
         reply = await self._inner(call)
-        if self._fixed_outputs.learn(call, reply):
-            self._register_if_needed()
+        self._fixed_outputs.learn(call, reply)
         return reply
 
     async def _in_shared_memory(
@@ -258,10 +258,6 @@ class HandOver:
         if len(self._forgotten_at) > _FORGETS and now - self._forgotten_at[0] < _RETRY_S:
             self._off("the server forgets its regions; several servers may have its address")
         else:
-            self._start_registration()
-
-    def _register_if_needed(self) -> None:
-        if self._pool.needs_region or not self._registered.issuperset(self._pool.regions):
             self._start_registration()
 
     def _start_registration(self) -> None:

@@ -94,21 +94,19 @@ class FixedOutputs:
         large = {name: size if size >= LEAST_BYTES else 0 for name, size in sizes.items()}
         return large if 0 < sum(large.values()) <= self._most_bytes else {}
 
-    def learn(self, call: InferRequest, reply: InferResponse) -> bool:
-        """Note the outputs of a reply as bytes; return whether one of them is large."""
-        is_large = any(map(_is_large, reply.outputs))
+    def learn(self, call: InferRequest, reply: InferResponse) -> None:
+        """Note the outputs of a reply as bytes."""
         model = self._models.get(call.model)
         if model is not None and model.item_bytes:
             if not call.outputs:
                 model.has_all = {one.name for one in reply.outputs} == model.item_bytes.keys()
-        elif not is_large:
+        elif not any(map(_is_large, reply.outputs)):
             self._models[call.model] = _Model()
         elif self._question is None or self._question.done():
             self._models[call.model] = _Model()  # as if it were small, until the server has told
             found = {one.name: one.nbytes for one in reply.outputs}
             question = self._ask(call.model, found, _batch_of(call), has_all=not call.outputs)
             self._question = start_background(question, "learn outputs")
-        return is_large
 
     async def _ask(
         self, ref: ModelRef | None, found: Mapping[str, int], batch: int, *, has_all: bool

@@ -24,6 +24,7 @@ from gateway.ir.metadata import ModelConfiguration
 from gateway.ir.tensors.data import RawData, SharedMemoryData
 from gateway.ir.tensors.datatypes import Datatype
 from gateway.ir.tensors.tensor import RequestedOutput, Tensor, as_raw
+from gateway.policies.cache import Cache
 from gateway.policies.hand_over.policy import HandOver
 from gateway.policies.hand_over.pool import RegionPool
 from gateway.policies.hand_over.replies import FixedOutputs
@@ -71,10 +72,11 @@ async def replying(
 
 
 async def learnt(layer: HandOver) -> None:
-    """Let a first reply come as bytes, and wait for what it makes known."""
+    """Let two replies come as bytes: one to learn from, one until the region is registered."""
+    await layer(call_of(0))
+    await wait_for_question(layer._fixed_outputs)
     await layer(call_of(0))
     await registered(layer)
-    await wait_for_question(layer._fixed_outputs)
 
 
 async def wait_for_question(fixed: FixedOutputs) -> None:
@@ -84,13 +86,13 @@ async def wait_for_question(fixed: FixedOutputs) -> None:
 
 
 @pytest.mark.parametrize("names", [(), ("y",)], ids=["all", "named"])
-async def test_second_large_reply_comes_in_shared_memory(
+async def test_large_reply_of_a_known_model_comes_in_shared_memory(
     tmp_path: Path, names: tuple[str, ...]
 ) -> None:
     """It is a view of the region, which nobody can write, and has the description of the other."""
     async with replying(tmp_path) as it:
         reply = await it.layer(call_of(1, *names))
-        assert (1, 2) == (it.triton.writes, len(it.triton.requested))
+        assert (1, 3) == (it.triton.writes, len(it.triton.requested))
         assert is_reply_to(1, reply)
         (output,) = reply.outputs
         assert (("y", Datatype.UINT8, (SIZE,), {})) == (
@@ -112,6 +114,17 @@ async def test_memory_is_used_again_after_the_last_view_is_gone(tmp_path: Path) 
             assert is_reply_to(number, await it.layer(call_of(number)))
         assert 201 == it.triton.writes
         assert bytes([1]) * 2 * KIB == part
+
+
+async def test_cached_replies_hold_no_memory_of_the_pool(tmp_path: Path) -> None:
+    """The cache copies what it keeps: more replies than the pool has room for come from it."""
+    async with replying(tmp_path, most=512 * KIB) as it:
+        cache = Cache(it.layer)
+        for _ in range(2):
+            for number in range(1, 20):
+                assert is_reply_to(number, await cache(call_of(number)))
+        assert 19 == it.triton.writes
+        assert cache.used_bytes > 19 * SIZE
 
 
 async def test_full_pool_lets_replies_come_as_bytes(tmp_path: Path) -> None:
@@ -188,7 +201,7 @@ async def test_sizes_that_the_configuration_fixes(
     fixed = FixedOutputs(ScriptedService(always=ModelConfiguration(document)), 4 * MIB)
     call = InferRequest(model=MODEL, inputs=(tensor("x", (8, 2), 16),))
     outputs = tuple([tensor(name, (size,), size) for name, size in found.items()])
-    assert fixed.learn(call, InferResponse(model=MODEL, outputs=outputs))
+    fixed.learn(call, InferResponse(model=MODEL, outputs=outputs))
     await wait_for_question(fixed)
     assert expected == fixed.sizes(call)
 
@@ -204,6 +217,16 @@ async def test_reply_above_the_limit_is_not_requested() -> None:
     fixed.learn(call_of(1), InferResponse(model=MODEL, outputs=(tensor("y", (SIZE,), SIZE),)))
     await wait_for_question(fixed)
     assert {} == fixed.sizes(call_of(1))
+
+
+async def test_large_replies_of_another_model_make_no_region(tmp_path: Path) -> None:
+    """Where the size varies, nothing is registered for replies alone."""
+    async with replying(tmp_path, learns=False) as it:
+        it.triton.outputs = [{**Y, "dims": [-1]}]
+        for number in range(3):
+            assert is_reply_to(number, await it.layer(call_of(number)))
+            await wait_for_question(it.layer._fixed_outputs)
+        assert (0, ()) == (it.triton.registrations, it.pool.regions)
 
 
 async def test_models_with_small_replies_are_looked_at_once_in_a_hundred(tmp_path: Path) -> None:
@@ -279,10 +302,11 @@ async def test_loaded_model_is_learnt_again(tmp_path: Path) -> None:
         it.layer._inner = inner
         it.triton.answer = lambda read: read * (2 * SIZE)
         it.triton.outputs = [{**Y, "dims": [2 * SIZE]}]
-        await learnt(it.layer)
-        reply = await it.layer(call_of(7))
-        assert bytes([7]) * (2 * SIZE) == as_raw(reply.outputs[0])
-        assert 1 == it.triton.writes
+        for writes in (0, 1):
+            reply = await it.layer(call_of(7))
+            assert bytes([7]) * (2 * SIZE) == as_raw(reply.outputs[0])
+            assert writes == it.triton.writes
+            await wait_for_question(it.layer._fixed_outputs)
 
 
 async def test_restarted_server_replies_with_bytes_at_first(tmp_path: Path) -> None:
@@ -294,7 +318,7 @@ async def test_restarted_server_replies_with_bytes_at_first(tmp_path: Path) -> N
         for number, writes in ((3, 0), (4, 1)):
             reply = await it.layer(call_of(number))
             assert bytes([number]) * (2 * SIZE) == as_raw(reply.outputs[0])
-            assert (writes, number - 1) == (it.triton.writes, len(it.triton.reads))
+            assert (writes, number) == (it.triton.writes, len(it.triton.reads))
             await registered(it.layer)
             await wait_for_question(it.layer._fixed_outputs)
 
