@@ -97,6 +97,7 @@ _HOT_MODULES = {
         "frames",
         "hpack",
         "streams",
+        "windows",
     ),
     "wire/heads": ("metadata",),
     "wire/protobuf": ("wire_format",),

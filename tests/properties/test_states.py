@@ -457,7 +457,7 @@ async def _walk_grpc(drawn: random.Random) -> None:
         drawn.choice((5, 10, 20)),
     )
     wheel.close()
-    assert (0, 0, 0) == (admission.used, budget.used_bytes, admission.calls)
+    assert (0, 0, 0) == (admission.slots.used, budget.used_bytes, admission.calls)
     assert (0, set(), set()) == (found.count.total, found.members, found.active)
     await assert_nothing_left()
 

@@ -247,7 +247,7 @@ async def play(streams: list[Stream]) -> list[int]:
     for number, stream in enumerate(streams):
         last = first + len(stream.messages)
         wires = [request(each) for each in range(first, last)]
-        client = client_shares(f"192.0.2.{number}", admission, budget)
+        client = client_shares(f"192.0.2.{number}", admission.slots, budget)
         limits = GrpcSessionLimits(admission, client)
         listening.append(asyncio.ensure_future(listen(frontend, wires, limits, stream.reads)))
         first = last
@@ -258,7 +258,7 @@ async def play(streams: list[Stream]) -> list[int]:
     counts = await asyncio.gather(*readers)
     assert now() < MOST_S, "a call waited for a client that does not read"
     await asyncio.gather(*listening)
-    places = world.upstream, admission, *world.places.values()
+    places = world.upstream, admission.slots, *world.places.values()
     assert [0] * len(places) == [each.used for each in places]
     assert not world.instances.running
     assert not budget.used_bytes

@@ -19,7 +19,7 @@ from gateway.wire.grpc import GrpcRequest, GrpcResponse
 from gateway.wire.http import size_of
 
 
-class CallAdmission(ConcurrencyLimiter):
+class CallAdmission:
     """Admits the calls of one listener.
 
     Args:
@@ -31,6 +31,7 @@ class CallAdmission(ConcurrencyLimiter):
         budget: The memory budget.
         calls: How many admitted calls have not ended, including their output.
         is_counted: Whether calls count in the share of their client.
+        slots: Limits the calls in progress.
     """
 
     def __init__(
@@ -38,9 +39,9 @@ class CallAdmission(ConcurrencyLimiter):
     ) -> None:
         self.is_counted = slots is None
         share = requests_per_client(limits) if slots is None else None
-        slots = requests_in_flight(limits, budget) if slots is None else slots
-        super().__init__(
-            "requests_in_flight", slots, limits.requests_queued, share, keys=LISTENER_KEYS
+        most = requests_in_flight(limits, budget) if slots is None else slots
+        self.slots = ConcurrencyLimiter(
+            "requests_in_flight", most, limits.requests_queued, share, keys=LISTENER_KEYS
         )
         self.budget = budget
         self.wait_s = limits.queue_wait_s
@@ -54,7 +55,8 @@ class CallAdmission(ConcurrencyLimiter):
     @property
     def has_room(self) -> bool:
         """Whether a slot is free, and no call waits for one."""
-        return self.used < self.limit and not self.waiting
+        slots = self.slots
+        return slots.used < slots.limit and not slots.waiting
 
     def shares(self, client: ClientShares) -> ClientShares:
         """Return the shares that the calls of *client* count in."""
@@ -77,7 +79,7 @@ class CallAdmission(ConcurrencyLimiter):
         """Acquire a slot and *size* bytes if both are free; return whether it did."""
         if not self.budget.try_acquire(size, client.memory):
             return False
-        if not self.try_acquire(1, client.slots):
+        if not self.slots.try_acquire(1, client.slots):
             self.budget.release(size, client.memory)
             return False
         self.calls += 1
@@ -123,12 +125,12 @@ class CallAdmission(ConcurrencyLimiter):
             if missing < 0:
                 held.release(-missing)
             has_memory = missing <= 0 or held.try_grow_rest(missing)
-            if has_memory and not before_s and self.try_acquire(1, client.slots):
+            if has_memory and not before_s and self.slots.try_acquire(1, client.slots):
                 held.detach(size)  # nearly always nothing is waited for
                 return
             if not has_memory:
                 await held.grow(missing)
-            await self.wait(self.wait_s, client.slots, deadline=deadline)
+            await self.slots.wait(self.wait_s, client.slots, deadline=deadline)
             held.detach(size)
             WAITED_S.set(before_s + monotonic() - began)
         except BaseException:
@@ -216,7 +218,7 @@ class Slot:
     async def __aexit__(self, *_details: object) -> None:
         admission, client = self._admission, self._client
         if not self._free:
-            admission.release(1, client.slots)
+            admission.slots.release(1, client.slots)
             admission.budget.release(self._size, client.memory)
         admission.leave()
 

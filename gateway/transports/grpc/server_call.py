@@ -324,7 +324,7 @@ class ServerCall:
                     found = await self._first_response(found)
                 if has_slot:
                     has_slot = False
-                    admission.release(1, client.slots)
+                    admission.slots.release(1, client.slots)
                 response_bytes = size_of(found.message)
                 if response_bytes <= RESPONSE_UNCOUNTED_BYTES:
                     self._finish(found, response_bytes)
@@ -339,7 +339,7 @@ class ServerCall:
                     await self._send_held(found)
             finally:
                 if has_slot:
-                    admission.release(1, client.slots)
+                    admission.slots.release(1, client.slots)
                 admission.budget.release(size, client.memory)
                 admission.leave()
         except BaseException as error:

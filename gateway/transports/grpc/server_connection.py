@@ -171,7 +171,7 @@ class GrpcServerConnection(Http2Protocol):
         self._open.count.enter(address)
         self.lifecycle.start()
         admission, peer = self._admission, None if self._identify is None else peer_of(transport)
-        self.client = client_shares(address, admission, admission.budget, peer)
+        self.client = client_shares(address, admission.slots, admission.budget, peer)
         self._unsent = Reservation(admission.budget, 0, self.client.memory)
         super().connection_made(transport)
 

@@ -11,6 +11,7 @@ checks.
 """
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Final, Protocol
 
 from gateway.accelerator import accelerated
@@ -43,11 +44,17 @@ from gateway.transports.http2.states import (
     Http2StreamEvent,
 )
 from gateway.transports.http2.streams import Http2Stream, Http2StreamWriter
-from gateway.transports.http2.windows import STREAM_WINDOW, WIDEN_AT, ReceiveWindows
+from gateway.transports.http2.windows import (
+    CONNECTION_WINDOW,
+    STREAM_WINDOW,
+    WIDEN_AT,
+    ReceiveWindows,
+)
 from gateway.wire.http import Buffer
 
 _EMPTY: Final = memoryview(b"")
 _PING_DATA: Final = bytes(8)
+_SETTINGS_ACK: Final = frames.frame(frames.SETTINGS, frames.ACK, 0)
 
 
 class StreamEvents(Protocol):
@@ -88,6 +95,15 @@ class StreamEvents(Protocol):
 
     def on_goaway(self, code: int, message: str) -> None:
         """Handle GOAWAY: the peer accepts no new streams."""
+
+
+@lru_cache(16)  # the connections of a listener, or to upstreams, begin alike
+def _greeting(client: bool, streams: int, header_bytes: int) -> bytes:
+    """Return what one end sends first."""
+    own = (frames.ENABLE_PUSH, 0) if client else (frames.MAX_CONCURRENT_STREAMS, streams)
+    sizes = (frames.MAX_FRAME_SIZE, FRAME_BYTES), (frames.MAX_HEADER_LIST_SIZE, header_bytes)
+    window = frames.window_update(0, CONNECTION_WINDOW - frames.DEFAULT_WINDOW)
+    return (frames.PREFACE if client else b"") + frames.settings((own, *sizes)) + window
 
 
 class Http2Connection:
@@ -153,14 +169,7 @@ class Http2Connection:
         self.pongs = 0
         self.flood_budget = FloodBudget()
         self.streams: dict[int, Http2Stream] = {}
-        own = (frames.ENABLE_PUSH, 0) if client else (frames.MAX_CONCURRENT_STREAMS, streams)
-        values = (
-            own,
-            (frames.MAX_FRAME_SIZE, FRAME_BYTES),
-            (frames.MAX_HEADER_LIST_SIZE, header_bytes),
-        )
-        greeting = frames.PREFACE if client else b""
-        self.out: list[Buffer] = [greeting + frames.settings(values)]
+        self.out: list[Buffer] = [_greeting(client, streams, header_bytes)]
         self.windows = ReceiveWindows(self.out)
         self.writer = Http2StreamWriter(
             self.out, self.flood_budget, self.streams, receiver.on_writable
@@ -516,7 +525,7 @@ class Http2Connection:
                     frames.PROTOCOL_ERROR, f"ENABLE_PUSH is {value}, which is not allowed"
                 )
             self.writer.apply_setting(key, value)
-        self.out.append(frames.frame(frames.SETTINGS, frames.ACK, 0))
+        self.out.append(_SETTINGS_ACK)
         if not self.has_settings:
             self.has_settings = True
             self._receiver.on_settings()

@@ -20,7 +20,7 @@ STREAM_WINDOW: Final = frames.DEFAULT_WINDOW
 """The initial window of a stream, in bytes."""
 
 CONNECTION_WINDOW: Final = 1 << 20
-"""The window of a connection, in bytes."""
+"""The window of a connection, in bytes; the first bytes of this side open it so far."""
 
 WIDEN_AT: Final = CONNECTION_WINDOW // 2
 """The window of a connection opens when less than this is left."""
@@ -44,7 +44,6 @@ class ReceiveWindows:
         self._out = out
         self._unread = 0
         self.left = CONNECTION_WINDOW
-        out.append(frames.window_update(0, CONNECTION_WINDOW - frames.DEFAULT_WINDOW))
 
     def receive(self, stream: Http2Stream | None, size: int) -> None:
         """Subtract a frame of *size* bytes; None is a stream that has ended, whose data is dropped.

@@ -103,7 +103,7 @@ class GrpcServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio is not
     async def _listen(self) -> None:
         """Start a server, which takes the place of the one before."""
         # 64 calls that need no slot, such as health checks, are served while all slots are in use.
-        most = self._admission.limit + self.limits.requests_queued + 64
+        most = self._admission.slots.limit + self.limits.requests_queued + 64
         server = aio.server(handlers=(self,), options=self._options(), maximum_concurrent_rpcs=most)
         try:
             if self._tls is None:
@@ -333,7 +333,7 @@ class _Method:
 
     def _shares(self, context: Context) -> ClientShares:
         """Return the client's shares of slots and memory."""
-        shares = client_shares(_address(context), self._admission, self._admission.budget)
+        shares = client_shares(_address(context), self._admission.slots, self._admission.budget)
         CLIENT_MEMORY.set(shares.memory)
         return shares
 

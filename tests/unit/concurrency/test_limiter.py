@@ -598,7 +598,7 @@ INLINED = [
 def test_counters_of_a_limiter_are_changed_by_itself_only() -> None:
     """A unit that is counted by hand is not given to a caller that waits."""
     package = Path(gateway.__file__).parent
-    limiters = {"limiter.py", "admission.py", "memory_budget.py"}  # and their clients' shares
+    limiters = {"limiter.py", "memory_budget.py"}  # and their clients' shares
     assert INLINED == [
         f"{path.relative_to(package)}: {found}"
         for path in sorted(package.rglob("*.py"))
