@@ -27,7 +27,13 @@ from gateway.ir.calls import (
     SharedStatusRequest,
     SharedUnregisterRequest,
 )
-from gateway.ir.errors import GatewayError, NotSent, RegionNotFound
+from gateway.ir.errors import (
+    DeadlineExceeded,
+    GatewayError,
+    NotSent,
+    RegionNotFound,
+    Unavailable,
+)
 from gateway.ir.metadata import ServerMetadata, SharedRegion
 from gateway.ir.redaction import redact
 from gateway.ir.tensors.data import RawData, SharedMemoryData, StreamedData
@@ -47,6 +53,7 @@ _LEAST_VERSION: Final = (2, 51)
 """Earlier servers may unmap a region that a running inference reads."""
 
 _RETRY_S: Final = 60.0
+_UNAVAILABLE_S: Final = 0.5
 _RELEASE_S: Final = 0.5
 _CLOSE_S: Final = 1.0
 _FORGETS: Final = 5
@@ -216,6 +223,10 @@ class HandOver:
             try:
                 await self._questions(SharedRegisterRequest(region=shared))
             except GatewayError as error:
+                if isinstance(error, Unavailable | DeadlineExceeded):
+                    # It refused nothing: it stops or starts.
+                    self._retry_at = self._clock() + _UNAVAILABLE_S
+                    return
                 # Another endpoint of this process may be the same server.
                 if "already in manager" not in error.message:
                     self._off(f"the server refused a region: {_without_names(error.message)}")

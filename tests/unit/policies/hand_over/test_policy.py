@@ -261,6 +261,19 @@ async def test_refused_region_is_offered_again_after_a_minute(tmp_path: Path) ->
         assert (1, "") == (triton.registrations, it.layer.reason)
 
 
+async def test_server_that_is_down_has_refused_nothing(tmp_path: Path) -> None:
+    """Its regions are offered again soon, because it starts in seconds."""
+    triton = FakeTriton(tmp_path)
+    triton.refusal = ConnectFailure("cannot connect")
+    async with handing_over(tmp_path, triton=triton) as it:
+        assert "no large tensor yet" == it.layer.reason
+        triton.refusal = None
+        it.clock.advance(1)
+        await it.layer(call_of(DATA))
+        await registered(it.layer)
+        assert (1, "") == (triton.registrations, it.layer.reason)
+
+
 async def test_full_folder_is_a_reason(tmp_path: Path) -> None:
     """Without memory for a region tensors go as bytes."""
     triton, pool = FakeTriton(tmp_path), RegionPool(MIB, str(tmp_path / "none"))
