@@ -1,11 +1,11 @@
 """HandOver: large inputs of one endpoint's calls, named in shared memory instead of sent.
 
-It is on while the server is a Triton that announces the extension and accepted a region. Anything
-that does not go as planned sends the call as bytes; `reason` says why it is off.
+It is on while the server is a Triton that announces the extension and accepted a region. Before the
+first large input nothing is allocated, and no server is asked. Anything that does not go as planned
+sends the call as bytes; `reason` says why it is off.
 """
 
 import asyncio
-import os
 import re
 from collections import deque
 from collections.abc import Callable
@@ -15,6 +15,7 @@ from typing import Final, TypeVar, cast
 
 import structlog
 
+from gateway.accelerator import accelerated
 from gateway.concurrency.background import start_background
 from gateway.concurrency.offload import off_loop
 from gateway.concurrency.slices import in_slices
@@ -41,7 +42,7 @@ from gateway.ir.tensors.datatypes import Datatype
 from gateway.ir.tensors.tensor import Tensor
 from gateway.policies.hand_over.pool import LEAST_BYTES, Piece, Region, RegionPool, has_file
 from gateway.policies.shared_memory.regions import OWN_PREFIX, SEGMENT_FOLDER, is_own
-from gateway.service import ReplyCoroutine, Service
+from gateway.service import ReplyCoroutine, Service, bound_call, bound_inference
 
 log = structlog.get_logger(__name__)
 
@@ -59,6 +60,9 @@ _CLOSE_S: Final = 1.0
 _FORGETS: Final = 5
 _LONGEST_PAUSE_S: Final = 30.0
 _SLICE_BYTES: Final = 1 << 20
+_ADVICE: Final = (
+    " (it needs the gateway's /dev/shm, and runs as root, as the same user or in hand_over_group)"
+)
 _NAME: Final = re.compile(rf"/?{OWN_PREFIX}\w*")
 
 
@@ -89,7 +93,8 @@ class HandOver:
         folder: str = SEGMENT_FOLDER,
         **names: str,
     ) -> None:
-        self._inner = inner
+        self._inner = bound_call(inner)
+        self._send_inference = bound_inference(inner)
         self._questions = questions
         self._pool = pool
         self._server = server
@@ -102,6 +107,7 @@ class HandOver:
         self._retry_at = 0.0
         self._forgets = 0
         self._forgotten_at: deque[float] = deque(maxlen=_FORGETS + 1)
+        self._shortage = ""
         self.reason = "no large tensor yet"
 
     def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
@@ -110,9 +116,13 @@ class HandOver:
         Raises:
             GatewayError: What the server or its client raises.
         """
-        if type(call) is not InferRequest or not _is_large(call):
-            return self._inner(call)
-        return self._infer(call)  # type: ignore[return-value]  # R is InferResponse here
+        return self.handle_inference(call) if type(call) is InferRequest else self._inner(call)  # type: ignore[return-value]  # R is InferResponse here
+
+    def handle_inference(self, call: InferRequest, /) -> ReplyCoroutine[InferResponse]:
+        """Do the same for an inference; see `gateway.service.bound_inference`."""
+        if has_large_input(call) and _can_change(call):
+            return self._infer(call)
+        return self._send_inference(call)
 
     async def _infer(self, call: InferRequest) -> InferResponse:
         if self._pool.needs_region or not self._registered.issuperset(self._pool.regions):
@@ -203,18 +213,17 @@ class HandOver:
             self._start_registration()
 
     def _start_registration(self) -> None:
-        if _has_ended(self._registering) and self._clock() >= self._retry_at:
+        server = self._server()
+        if server is None or not _has_ended(self._registering) or self._clock() < self._retry_at:
+            return
+        obstacle = _obstacle(server)
+        if obstacle:
+            self.reason = obstacle
+        else:
             self._registering = start_background(self._register(), "register regions")
 
     async def _register(self) -> None:
         """Register all regions of the pool, after another one was made if it is needed."""
-        server = self._server()
-        if server is None:
-            return
-        reason = _obstacle(server)
-        if reason:
-            self._off(reason)
-            return
         await self._enlarge_pool()
         for region in self._pool.regions:
             if region in self._registered:
@@ -229,7 +238,11 @@ class HandOver:
                     return
                 # Another endpoint of this process may be the same server.
                 if "already in manager" not in error.message:
-                    self._off(f"the server refused a region: {_without_names(error.message)}")
+                    refusal = _without_names(error.message)
+                    self._off(f"the server refused a region: {refusal}{_ADVICE}")
+                    if not region.servers:
+                        self._pool.retire(region)
+                        self._pool.collect()
                     return
             region.servers += 1
             self._registered.add(region)
@@ -246,12 +259,14 @@ class HandOver:
         try:
             pool.add(await off_loop(pool.create, size))
         except OSError as error:
-            self._off(f"no shared memory of {size} bytes: {os.strerror(error.errno or 0)}")
+            self._off(f"no shared memory of {size} bytes: {error.strerror}")
 
     def _off(self, reason: str) -> None:
         self._retry_at = self._clock() + _RETRY_S
         if self._registered:
-            log.warning("shared memory stays small", reason=reason, **self._names)
+            if reason != self._shortage:
+                self._shortage = reason
+                log.warning("shared memory stays small", reason=reason, **self._names)
         elif reason != self.reason:
             self.reason = reason
             log.info("large tensors go as bytes", reason=reason, **self._names)
@@ -311,8 +326,9 @@ def _has_ended(task: asyncio.Task[None] | None) -> bool:
     return task is None or task.done()
 
 
-def _is_large(call: InferRequest) -> bool:
-    """Return whether an input of *call* is worth it, and the call may be written anew."""
+@accelerated
+def has_large_input(call: InferRequest) -> bool:
+    """Return whether an input of *call* is worth shared memory."""
     for tensor in call.inputs:
         data = tensor.data
         if type(data) is RawData:
@@ -322,9 +338,14 @@ def _is_large(call: InferRequest) -> bool:
         else:
             continue
         if size >= LEAST_BYTES:
-            origin = call.context.origin
-            return origin is None or (origin.refusal is None and not origin.unknown)
+            return True
     return False
+
+
+def _can_change(call: InferRequest) -> bool:
+    """Return whether *call* may be written anew."""
+    origin = call.context.origin
+    return origin is None or (origin.refusal is None and not origin.unknown)
 
 
 def _is_about_region(error: GatewayError) -> bool:
