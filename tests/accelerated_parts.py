@@ -1328,8 +1328,8 @@ def has_large_input(random: Random) -> tuple[InferRequest]:
         data: TensorData = random.choice(
             (
                 RawData(random.choice((raw, raw.cast("i")))),
-                StreamedData(SimpleNamespace(), 0, size),  # type: ignore[arg-type]  # it is not read
-                ItemsData([1]),
+                StreamedData(SimpleNamespace(), 0, size),
+                ItemsData([b"1"]),
             )
         )
         inputs.append(Tensor(name, Datatype.INT32, (size // 4,), data))
