@@ -178,7 +178,7 @@ slow: $(VENV)/.installed-dev ## Run the slow tests, then the property tests with
 		--hypothesis-profile=ci --timeout=300
 	$(BIN)/pytest $(call with-word,hypothesis) -q -n $(WORKERS) $(BY_FILE) -m "hypothesis and not slow and not interop and not hostile and not gpu" \
 		--hypothesis-profile=thorough
-	$(BIN)/pytest tests/interop/test_fuzz_triton.py tests/interop/test_shield_cancellation.py -q -rs -m "interop and slow" --timeout=900
+	$(BIN)/pytest tests/interop/test_fuzz_triton.py tests/interop/test_shield_cancellation.py tests/interop/test_hand_over.py -q -rs -m "interop and slow" --timeout=900
 
 .PHONY: chaos
 chaos: $(VENV)/.installed-dev ## Let servers fail, kill workers and reload for 10 minutes (ARGS="--seconds 60 --seed 7").

@@ -33,12 +33,20 @@ from gateway.ir.errors import GatewayError
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
 from gateway.ir.metadata import TensorMetadata
 from gateway.ir.tensors import tensor, validation
-from gateway.ir.tensors.data import ArrayData, ItemsData, RawData, SharedMemoryData, TensorData
+from gateway.ir.tensors.data import (
+    ArrayData,
+    ItemsData,
+    RawData,
+    SharedMemoryData,
+    StreamedData,
+    TensorData,
+)
 from gateway.ir.tensors.datatypes import Datatype
 from gateway.ir.tensors.tensor import RequestedOutput, Tensor
 from gateway.policies import forward_headers
 from gateway.policies.complete import policy as complete
 from gateway.policies.complete import untyped
+from gateway.policies.hand_over import policy as hand_over
 from gateway.policies.limits import deadline as deadlines
 from gateway.policies.limits import policy as limits
 from gateway.protocols.oip.grpc import decode, encode, infer, scan
@@ -159,6 +167,7 @@ MODULES: Final = (
     frontend,
     upstream_metrics,
     validation,
+    hand_over,
     outputs,
     tensor,
     http1_client,
@@ -1317,6 +1326,24 @@ def are_declared(random: Random) -> tuple[Any, ...]:
     return random.choice((tuple, list))(tensors), tuple(declared)
 
 
+def has_large_input(random: Random) -> tuple[InferRequest]:
+    """Return a request whose inputs have about 64 KiB, as bytes, as a streaming body or as items."""
+    sizes = 0, 100, (1 << 16) - 4, 1 << 16, 1 << 20
+    inputs = []
+    for name in "ab"[: random.randrange(3)]:
+        size = random.choice(sizes)
+        raw = memoryview(bytes(size))
+        data: TensorData = random.choice(
+            (
+                RawData(random.choice((raw, raw.cast("i")))),
+                StreamedData(SimpleNamespace(), 0, size),
+                ItemsData([b"1"]),
+            )
+        )
+        inputs.append(Tensor(name, Datatype.INT32, (size // 4,), data))
+    return (InferRequest(model=ModelRef("m"), inputs=tuple(inputs)),)
+
+
 def _sent_headers(random: Random) -> Headers:
     """Return the headers of a client, often those of a template."""
     names = random.sample(("user-agent", "x-request-id", "X-Request-ID", "accept"), 2)
@@ -1494,6 +1521,7 @@ PARTS: Final[dict[str, Part]] = {
         start_timeout,
         wire_bytes,
         are_declared,
+        has_large_input,
         plain_outputs,
         _try_immediate,
         known_request,

@@ -117,27 +117,37 @@ def wire_bytes(wire):
     return wire.size_bytes
 
 
+cdef extern from "Python.h":
+    Py_buffer* PyMemoryView_GET_BUFFER(object)
+
+
 cdef class _ModelFields:
     """Where the tensors of a model and its declarations have their fields."""
 
     cdef object _tensor, _declared, _array_data, _raw_data, _array, _no_parameters, _matches
+    cdef object _streamed_data, _request
     cdef tuple _checked  # datatypes whose bytes must be looked at
+    cdef Py_ssize_t _least_large, _inputs
     cdef Py_ssize_t _name, _datatype, _shape, _data, _view
     cdef Py_ssize_t _declared_name, _declared_datatype, _declared_shape
 
     def __cinit__(self):
         from numpy import ndarray
 
+        from gateway.ir.calls import InferRequest
         from gateway.ir.context import NO_PARAMETERS
-        from gateway.ir.tensors.data import ArrayData, RawData
+        from gateway.ir.tensors.data import ArrayData, RawData, StreamedData
         from gateway.ir.tensors.datatypes import Datatype
         from gateway.ir.metadata import TensorMetadata
         from gateway.ir.tensors.tensor import Tensor
         from gateway.ir.tensors.validation import shape_matches
+        from gateway.policies.hand_over.pool import LEAST_BYTES
 
         self._tensor, self._declared, self._array_data = Tensor, TensorMetadata, ArrayData
         self._array, self._no_parameters, self._matches = ndarray, NO_PARAMETERS, shape_matches
         self._raw_data, self._checked = RawData, (Datatype.BYTES, Datatype.BOOL)
+        self._streamed_data, self._least_large = StreamedData, LEAST_BYTES
+        self._request, self._inputs = InferRequest, _offset(InferRequest, "inputs")
         self._data, self._view = _offset(Tensor, "data"), _offset(RawData, "view")
         self._name, self._datatype = _offset(Tensor, "name"), _offset(Tensor, "datatype")
         self._shape, self._declared_name = _offset(Tensor, "shape"), _offset(TensorMetadata, "name")
@@ -192,6 +202,23 @@ def plain_outputs(dict expected not None, arrays, names):
         data = at._array_data(array)
         tensors.append(at._tensor(name, one[0], shape, data, at._no_parameters))
     return tuple(tensors)
+
+
+def has_large_input(call):
+    """See `gateway.policies.hand_over.policy.has_large_input`."""
+    cdef _ModelFields at = _of_models()
+    if type(call) is not at._request:
+        return _python_version("has_large_input")(call)
+    for tensor in <tuple?>_field(call, at._inputs):
+        if type(tensor) is not at._tensor:
+            return _python_version("has_large_input")(call)
+        data = _field(tensor, at._data)
+        if type(data) is at._raw_data:
+            if PyMemoryView_GET_BUFFER(<memoryview?>_field(data, at._view)).len >= at._least_large:
+                return True
+        elif type(data) is at._streamed_data and <Py_ssize_t>data.size_bytes >= at._least_large:
+            return True
+    return False
 
 
 def raw_array(tensor):

@@ -215,11 +215,11 @@ class UpstreamConfig(Model):
     `forward` cancels it at the server. `withhold` lets it end, and drops the reply. `auto`
     withholds before Triton below 2.59, which cancelled calls end, and before unknown versions.
     `transport: reference` always forwards. Default: `auto`."""
-    hand_over: Annotated[Literal["auto", "off"], OFF_OR_FALSE] = "off"
+    hand_over: Annotated[Literal["auto", "off"], OFF_OR_FALSE] = "auto"
     """Whether inputs from 64 KiB on, and outputs whose shape is configured, go to and from a server
     of Open Inference in shared memory. `auto` does that for Triton from 2.51 on, at a loopback
     address or a unix socket, if it can open the files of the gateway in `/dev/shm`. `status` says
-    why it does not. Default: `off`."""
+    why it does not. Default: `auto`."""
     probe: ProbeConfig = ProbeConfig()
     """Readiness probes of each address."""
     metrics: Names = ()
@@ -398,6 +398,9 @@ class Config(Model):
     hand_over_bytes: Size | None = None
     """Largest number of bytes in `/dev/shm` in which a worker hands tensors over to servers on this
     machine, in parts of up to 32 MiB. Default: a quarter of `in_flight_bytes`."""
+    hand_over_group: str = ""
+    """Name or number of a group of the gateway, whose users may also open these files. Without it
+    Triton runs as root or as the user of the gateway. Default: `""`."""
     in_flight_bytes_per_address: Size | None = None
     """Part of `in_flight_bytes` that no other client address, or connection of a unix socket,
     delays. It may have more while memory is free. Default: a quarter of `in_flight_bytes`."""

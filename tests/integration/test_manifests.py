@@ -175,7 +175,7 @@ MUTATIONS: list[tuple[str, str, Change]] = [
         "finds no /elsewhere/tls.key",
         configured("/etc/gateway-tls/tls.key", "/elsewhere/tls.key"),
     ),
-    (ALL, "has another env", lambda found: pod(found)["initContainers"][0].pop("env")),
+    (ALL, "has another env", lambda found: pod(found)["initContainers"][-1].pop("env")),
     (
         STRICT,
         "everybody reads the volume 'tls'",
@@ -354,6 +354,7 @@ CHANGES: list[tuple[str, Any]] = [
     ("in_flight_bytes", "1GiB"),
     ("in_flight_bytes_per_address", "1MiB"),
     ("hand_over_bytes", "64MiB"),
+    ("hand_over_group", "triton"),
     ("nonsense", 1),
 ]
 

@@ -28,6 +28,7 @@ from gateway.app.layers import build_chain
 from gateway.config.limits import ClientLimitsConfig, MessageLimitsConfig
 from gateway.config.models import UpstreamConfig
 from gateway.config.tls import TlsConfig, client_files
+from gateway.ir.calls import SharedRegisterRequest
 from gateway.ir.context import Need
 from gateway.ir.limits import MessageLimits
 from gateway.model_info.sequence_ids import SequenceIdTypes
@@ -416,7 +417,8 @@ class _EndpointBuilder:
         identity = ServerIdentity(upstream, name, url, cancellation, withheld)
         service: Service = connected.service
         hand_over = None
-        if config.hand_over == "auto" and (is_loopback or url.socket):
+        is_here = is_loopback or bool(url.socket)
+        if config.hand_over == "auto" and is_here and _registers_regions(connected.codec):
             hand_over = service = HandOver(
                 service,
                 probing.service,
@@ -536,6 +538,12 @@ def build_upstream(
         by_name=None if is_fixed else build.connect(config.all_urls[0]),
         tls=build.tls,
     )
+
+
+def _registers_regions(codec: Codec[Any, Any] | None) -> bool:
+    """Return whether there is a message that registers shared memory at the server."""
+    handling = None if codec is None else codec.calls.get(SharedRegisterRequest)
+    return handling is not None and handling.encode_call is not None
 
 
 def _discovery(build: _EndpointBuilder, endpoints: Endpoints) -> EndpointDiscovery:

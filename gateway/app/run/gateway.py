@@ -558,7 +558,8 @@ def _server_counts(graph: Callable[[], ServiceGraph], counts: ModelCounts) -> Se
 def _region_pool(config: Config, budget: MemoryBudget) -> RegionPool:
     """Return a pool of shared memory, from which large requests get their memory."""
     remove_leftovers()
-    pool = RegionPool(config.hand_over_bytes or budget.limit // _HAND_OVER_SHARE)
+    most_bytes = config.hand_over_bytes or budget.limit // _HAND_OVER_SHARE
+    pool = RegionPool(most_bytes, group=config.hand_over_group)
     budget.pool = pool.memory
     return pool
 

@@ -75,6 +75,7 @@ _FIXED_KEYS: Final[tuple[KeyPath, ...]] = (
     ("lifecycle", "reload"),
     ("in_flight_bytes",),
     ("hand_over_bytes",),
+    ("hand_over_group",),
     ("in_flight_bytes_per_address",),
 )
 

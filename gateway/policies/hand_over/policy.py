@@ -1,11 +1,11 @@
 """HandOver: large tensors of one endpoint's calls, named in shared memory instead of sent.
 
-It is on while the server is a Triton that announces the extension and accepted a region. Anything
-that does not go as planned sends the call as bytes; `reason` says why it is off.
+It is on while the server is a Triton that announces the extension and accepted a region. Before
+the first large tensor nothing is allocated, and no server is asked. Anything that does not go as
+planned sends the call as bytes; `reason` says why it is off.
 """
 
 import asyncio
-import os
 import re
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -15,6 +15,7 @@ from typing import Final, TypeVar, cast
 
 import structlog
 
+from gateway.accelerator import accelerated
 from gateway.concurrency.background import start_background
 from gateway.concurrency.offload import off_loop
 from gateway.concurrency.slices import in_slices
@@ -28,7 +29,13 @@ from gateway.ir.calls import (
     SharedStatusRequest,
     SharedUnregisterRequest,
 )
-from gateway.ir.errors import GatewayError, NotSent, RegionNotFound
+from gateway.ir.errors import (
+    DeadlineExceeded,
+    GatewayError,
+    NotSent,
+    RegionNotFound,
+    Unavailable,
+)
 from gateway.ir.metadata import ServerMetadata, SharedRegion
 from gateway.ir.redaction import redact
 from gateway.ir.tensors.data import RawData, SharedMemoryData, StreamedData
@@ -37,7 +44,7 @@ from gateway.ir.tensors.tensor import RequestedOutput, Tensor
 from gateway.policies.hand_over.pool import LEAST_BYTES, Piece, Region, RegionPool, has_file
 from gateway.policies.hand_over.replies import FixedOutputs
 from gateway.policies.shared_memory.regions import OWN_PREFIX, SEGMENT_FOLDER, is_own
-from gateway.service import ReplyCoroutine, Service
+from gateway.service import ReplyCoroutine, Service, bound_call, bound_inference
 
 log = structlog.get_logger(__name__)
 
@@ -49,12 +56,16 @@ _LEAST_VERSION: Final = (2, 51)
 """Earlier servers may unmap a region that a running inference reads."""
 
 _RETRY_S: Final = 60.0
+_UNAVAILABLE_S: Final = 0.5
 _RELEASE_S: Final = 0.5
 _MOST_BYTES: Final = 64 << 20
 _CLOSE_S: Final = 1.0
 _FORGETS: Final = 5
 _LONGEST_PAUSE_S: Final = 30.0
 _SLICE_BYTES: Final = 1 << 20
+_ADVICE: Final = (
+    " (it needs the gateway's /dev/shm, and runs as root, as the same user or in hand_over_group)"
+)
 _NAME: Final = re.compile(rf"/?{OWN_PREFIX}\w*")
 
 
@@ -87,7 +98,8 @@ class HandOver:
         folder: str = SEGMENT_FOLDER,
         **names: str,
     ) -> None:
-        self._inner = inner
+        self._inner = bound_call(inner)
+        self._send_inference = bound_inference(inner)
         self._questions = questions
         self._pool = pool
         self._server = server
@@ -101,6 +113,7 @@ class HandOver:
         self._retry_at = 0.0
         self._forgets = 0
         self._forgotten_at: deque[float] = deque(maxlen=_FORGETS + 1)
+        self._shortage = ""
         self.reason = "no large tensor yet"
 
     def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
@@ -111,12 +124,17 @@ class HandOver:
             Unavailable: The model replied with more than its configuration has.
         """
         if type(call) is InferRequest:
-            is_large = _is_large(call)
-            if (is_large or self._fixed_outputs.has_interest(call)) and _can_change(call):
-                return self._infer(call, has_large_input=is_large)  # type: ignore[return-value]  # R is InferResponse here
-        elif type(call) in MODEL_CONTROL_CALLS:
+            return self.handle_inference(call)  # type: ignore[return-value]  # R is InferResponse here
+        if type(call) in MODEL_CONTROL_CALLS:
             return self._control(call)
         return self._inner(call)
+
+    def handle_inference(self, call: InferRequest, /) -> ReplyCoroutine[InferResponse]:
+        """Do the same for an inference; see `gateway.service.bound_inference`."""
+        is_large = has_large_input(call)
+        if (is_large or self._fixed_outputs.has_interest(call)) and _can_change(call):
+            return self._infer(call, is_large=is_large)
+        return self._send_inference(call)
 
     async def _control(self, call: Call[R]) -> R:
         try:
@@ -124,13 +142,13 @@ class HandOver:
         finally:
             self._fixed_outputs.forget(call.model)
 
-    async def _infer(self, call: InferRequest, *, has_large_input: bool) -> InferResponse:
+    async def _infer(self, call: InferRequest, *, is_large: bool) -> InferResponse:
         sizes = self._fixed_outputs.sizes(call)
-        if has_large_input or sizes:
+        if is_large or sizes:
             if self._pool.needs_region or not self._registered.issuperset(self._pool.regions):
                 self._start_registration()
             if self._registered:
-                return await self._in_shared_memory(call, sizes, has_large_input)
+                return await self._in_shared_memory(call, sizes, is_large=is_large)
         return await self._as_bytes(call)
 
     async def _as_bytes(self, call: InferRequest) -> InferResponse:
@@ -139,7 +157,7 @@ class HandOver:
         return reply
 
     async def _in_shared_memory(
-        self, call: InferRequest, sizes: Mapping[str, int], has_large_input: bool
+        self, call: InferRequest, sizes: Mapping[str, int], *, is_large: bool
     ) -> InferResponse:
         call = cast("InferRequest", await with_buffered_body(call))
         pieces: list[Piece] = []
@@ -147,7 +165,7 @@ class HandOver:
         forgets, is_doubtful = self._forgets, False
         try:
             inputs = call.inputs
-            if has_large_input:
+            if is_large:
                 inputs = tuple([await self._handed_over(tensor, pieces) for tensor in inputs])
             outputs = self._requested(call, sizes, pieces, memories)
             if not pieces:
@@ -261,18 +279,17 @@ class HandOver:
             self._start_registration()
 
     def _start_registration(self) -> None:
-        if _has_ended(self._registering) and self._clock() >= self._retry_at:
+        server = self._server()
+        if server is None or not _has_ended(self._registering) or self._clock() < self._retry_at:
+            return
+        obstacle = _obstacle(server)
+        if obstacle:
+            self.reason = obstacle
+        else:
             self._registering = start_background(self._register(), "register regions")
 
     async def _register(self) -> None:
         """Register all regions of the pool, after another one was made if it is needed."""
-        server = self._server()
-        if server is None:
-            return
-        reason = _obstacle(server)
-        if reason:
-            self._off(reason)
-            return
         await self._enlarge_pool()
         for region in self._pool.regions:
             if region in self._registered:
@@ -281,9 +298,17 @@ class HandOver:
             try:
                 await self._questions(SharedRegisterRequest(region=shared))
             except GatewayError as error:
+                if isinstance(error, Unavailable | DeadlineExceeded):
+                    # It refused nothing: it stops or starts.
+                    self._retry_at = self._clock() + _UNAVAILABLE_S
+                    return
                 # Another endpoint of this process may be the same server.
                 if "already in manager" not in error.message:
-                    self._off(f"the server refused a region: {_without_names(error.message)}")
+                    refusal = _without_names(error.message)
+                    self._off(f"the server refused a region: {refusal}{_ADVICE}")
+                    if not region.servers:
+                        self._pool.retire(region)
+                        self._pool.collect()
                     return
             region.servers += 1
             self._registered.add(region)
@@ -300,12 +325,14 @@ class HandOver:
         try:
             pool.add(await off_loop(pool.create, size))
         except OSError as error:
-            self._off(f"no shared memory of {size} bytes: {os.strerror(error.errno or 0)}")
+            self._off(f"no shared memory of {size} bytes: {error.strerror}")
 
     def _off(self, reason: str) -> None:
         self._retry_at = self._clock() + _RETRY_S
         if self._registered:
-            log.warning("shared memory stays small", reason=reason, **self._names)
+            if reason != self._shortage:
+                self._shortage = reason
+                log.warning("shared memory stays small", reason=reason, **self._names)
         elif reason != self.reason:
             self.reason = reason
             log.info("large tensors go as bytes", reason=reason, **self._names)
@@ -366,8 +393,9 @@ def _has_ended(task: asyncio.Task[None] | None) -> bool:
     return task is None or task.done()
 
 
-def _is_large(call: InferRequest) -> bool:
-    """Return whether an input of *call* is worth it."""
+@accelerated
+def has_large_input(call: InferRequest) -> bool:
+    """Return whether an input of *call* is worth shared memory."""
     for tensor in call.inputs:
         data = tensor.data
         if type(data) is RawData:

@@ -8,6 +8,7 @@ Source: Triton's shared memory extension; benchmarks/NOTES.md, "Shared memory of
 
 import errno
 import fcntl
+import grp
 import mmap
 import os
 import secrets
@@ -50,7 +51,7 @@ class Region:
         servers: How many endpoints have it registered.
     """
 
-    def __init__(self, folder: str, size: int) -> None:
+    def __init__(self, folder: str, size: int, group: str = "") -> None:
         self.name, self.size = f"{OWN_PREFIX}{secrets.token_hex(16)}", size
         self._path = Path(folder, self.name)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -58,6 +59,8 @@ class Region:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._path.stat()  # a process that started before the lock may have removed the file
+            if group:
+                _share(self._file, group)
             os.posix_fallocate(self._file, 0, size)
             flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
             self._memory: Bytes = np.frombuffer(mmap.mmap(self._file, size, flags), np.uint8)
@@ -182,11 +185,13 @@ class RegionPool:
     Args:
         most_bytes: Most bytes of regions, those included that a server may still map.
         folder: Directory of the files.
+        group: Name or number of the group that may open the files; "" for none.
     """
 
-    def __init__(self, most_bytes: int, folder: str = SEGMENT_FOLDER) -> None:
+    def __init__(self, most_bytes: int, folder: str = SEGMENT_FOLDER, group: str = "") -> None:
         self._most_bytes = most_bytes
         self._folder = folder
+        self._group = group
         self._regions: list[Region] = []
         self._retired: list[Region] = []
         # Memory is freed on any thread; pieces end on that of the event loop.
@@ -209,22 +214,28 @@ class RegionPool:
 
     @property
     def region_bytes(self) -> int:
-        """The size of the next region; 0 for none."""
-        used = sum(region.size for region in (*self._regions, *self._retired))
-        size = min(_REGION_BYTES, self._most_bytes - used) & -mmap.PAGESIZE
+        """The largest size of the next region; 0 for none."""
+        size = min(_REGION_BYTES, self._most_bytes - self._used_bytes) & -mmap.PAGESIZE
         return 0 if self._is_closed or size < LEAST_BYTES else size
 
+    @property
+    def _used_bytes(self) -> int:
+        return sum(region.size for region in (*self._regions, *self._retired))
+
     def create(self, size: int) -> Region:
-        """Return a new region of `region_bytes`, which is not part of the pool yet; for a thread.
+        """Return a new region of at most *size* bytes, not yet part of the pool; for a thread.
+
+        At least as much as the pool has stays free in the folder, because the server may need it.
 
         Raises:
-            OSError: It is more than half of what is free in the folder, which the server may need
-                for itself, or there is no folder.
+            OSError: There is no memory or no folder for it, or no such group.
         """
         space = os.statvfs(self._folder)
-        if 2 * size > space.f_bavail * space.f_frsize:
+        spare = (space.f_bavail * space.f_frsize - self._used_bytes) // 2
+        size = min(size, spare) & -mmap.PAGESIZE
+        if size < LEAST_BYTES:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._folder)
-        return Region(self._folder, size)
+        return Region(self._folder, size, self._group)
 
     def add(self, region: Region) -> None:
         """Allocate pieces in *region* from now on."""
@@ -313,6 +324,22 @@ class RegionPool:
         self._is_closed = True
         for region in self._regions[:]:
             self.retire(region)
+
+
+def _share(file: int, group: str) -> None:
+    """Let *group* read and write *file*.
+
+    Raises:
+        OSError: There is no such group, or this process is not in it.
+    """
+    try:
+        number = int(group) if group.isdecimal() else grp.getgrnam(group).gr_gid
+    except KeyError:
+        raise OSError(errno.EINVAL, f"there is no group {group!r}") from None
+    # The call may be forbidden where it would change nothing.
+    if os.fstat(file).st_gid != number:
+        os.fchown(file, -1, number)
+    os.fchmod(file, 0o660)
 
 
 def remove_leftovers(folder: str = SEGMENT_FOLDER) -> int:

@@ -59,6 +59,8 @@ seccompProfile: {type: RuntimeDefault}
 {{- $own := $config.upstreams | default dict | keys -}}
 {{- range $config.models | default dict }}{{ if . }}{{ if .backend }}{{ $own = append $own .backend }}{{ end }}{{ end }}{{ end -}}
 {{- if not $own }}{{ $_ := set $config "upstreams" (dict "models" .Values.upstream) }}{{ end -}}
+{{- /* The fsGroup of the pod, so that a sidecar of another user opens the files, too. */ -}}
+{{- if and .Values.handOver (not $config.hand_over_group) }}{{ $_ := set $config "hand_over_group" "10001" }}{{ end -}}
 {{- toYaml $config -}}
 {{- end -}}
 

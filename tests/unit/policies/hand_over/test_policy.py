@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import Context, ModelRef, Origin
@@ -250,7 +252,11 @@ async def test_refused_region_is_offered_again_after_a_minute(tmp_path: Path) ->
     triton.refusal = InternalError(text, origin=Origin("oip.http", None))
     async with handing_over(tmp_path, triton=triton) as it:
         assert "the server refused a region" in it.layer.reason
+        assert "as the same user or in hand_over_group" in it.layer.reason
         assert "0123" not in it.layer.reason
+        # What the server does not read is not kept.
+        assert () == it.pool.regions
+        assert not await asyncio.to_thread(os.listdir, tmp_path)
         triton.refusal = None
         await it.layer(call_of(DATA))
         await registered(it.layer)
@@ -259,6 +265,50 @@ async def test_refused_region_is_offered_again_after_a_minute(tmp_path: Path) ->
         await it.layer(call_of(DATA))
         await registered(it.layer)
         assert (1, "") == (triton.registrations, it.layer.reason)
+
+
+async def test_server_that_is_down_has_refused_nothing(tmp_path: Path) -> None:
+    """Its regions are offered again soon, because it starts in seconds."""
+    triton = FakeTriton(tmp_path)
+    triton.refusal = ConnectFailure("cannot connect")
+    async with handing_over(tmp_path, triton=triton) as it:
+        assert "no large tensor yet" == it.layer.reason
+        triton.refusal = None
+        it.clock.advance(1)
+        await it.layer(call_of(DATA))
+        await registered(it.layer)
+        assert (1, "") == (triton.registrations, it.layer.reason)
+
+
+async def test_a_reason_is_logged_once(tmp_path: Path) -> None:
+    """A server that refuses each minute has one line, and one that is no Triton has none."""
+    triton = FakeTriton(tmp_path)
+    triton.refusal = InternalError("no", origin=Origin("oip.http", None))
+    with capture_logs() as lines:
+        async with handing_over(tmp_path, triton=triton) as it:
+            for _ in range(3):
+                it.clock.advance(61)
+                await it.layer(call_of(DATA))
+                await registered(it.layer)
+        other = ServerMetadata("ovms", "1", TRITON.extensions)
+        async with handing_over(tmp_path, server=other):
+            pass
+    events = [line["event"] for line in lines]
+    assert ["large tensors go as bytes"] == events
+
+
+async def test_a_shortage_is_logged_once(tmp_path: Path) -> None:
+    """A pool that cannot grow stays as it is, and says so in one line."""
+    async with handing_over(tmp_path, most=64 * MIB) as it:
+        with capture_logs() as lines:
+            it.triton.refusal = InternalError("no", origin=Origin("oip.http", None))
+            for _ in range(3):
+                it.clock.advance(61)
+                assert it.pool.allocate(31 * MIB) is not None or it.pool.needs_region
+                await it.layer(call_of(DATA))
+                await registered(it.layer)
+        assert ["shared memory stays small"] == [line["event"] for line in lines]
+        assert "" == it.layer.reason
 
 
 async def test_full_folder_is_a_reason(tmp_path: Path) -> None:

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import fcntl
 import gc
+import grp
 import os
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from gateway.policies.hand_over.pool import ALIGNMENT, RegionPool, has_file, remove_leftovers
+from gateway.policies.hand_over.pool import (
+    ALIGNMENT,
+    Region,
+    RegionPool,
+    has_file,
+    remove_leftovers,
+)
 
 KIB, MIB = 1024, 1 << 20
 
@@ -152,12 +160,39 @@ def test_pool_is_bounded(tmp_path: Path) -> None:
 
 def test_no_memory_in_the_folder_is_an_error(tmp_path: Path) -> None:
     """A region that the folder has no room for fails at once, not at a later write, and is gone."""
-    pool = RegionPool(MIB, str(tmp_path))
     with pytest.raises(OSError, match=r"space|large|argument"):
-        pool.create(1 << 60)
+        Region(str(tmp_path), 1 << 60)
     assert [] == [*tmp_path.iterdir()]
     with pytest.raises(FileNotFoundError):
         RegionPool(MIB, str(tmp_path / "none")).create(MIB)
+
+
+def test_a_small_folder_has_as_much_for_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container's 64 MiB are halved, however often the pool is short."""
+    free = [64 * MIB - 4 * KIB]
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=free[0], f_frsize=1))
+    pool = RegionPool(128 * MIB, str(tmp_path))
+    region = pool.create(pool.region_bytes)
+    assert 32 * MIB - 4 * KIB == region.size
+    pool.add(region)
+    free[0] -= region.size
+    with pytest.raises(OSError, match="space"):
+        pool.create(pool.region_bytes)
+
+
+def test_a_group_may_open_the_files(tmp_path: Path) -> None:
+    """They get the group, by number or by name, and no other right; an unknown one is an error."""
+    number = os.getgid()
+    for group in (str(number), grp.getgrgid(number).gr_name):
+        region = RegionPool(MIB, str(tmp_path), group).create(MIB)
+        found = (tmp_path / region.name).stat()
+        assert (0o660, number) == (found.st_mode & 0o777, found.st_gid)
+    before = len([*tmp_path.iterdir()])
+    with pytest.raises(OSError, match="there is no group 'no such group'"):
+        RegionPool(MIB, str(tmp_path), "no such group").create(MIB)
+    assert before == len([*tmp_path.iterdir()])
 
 
 def test_closed_pool_leaves_no_files(tmp_path: Path) -> None:
