@@ -196,6 +196,28 @@ async def test_an_exchange_begins_soon_while_its_body_arrives(
     await scene.close()
 
 
+async def test_an_idle_connection_is_not_woken_for_a_body_that_was_handled() -> None:
+    """The timer of a body ends when its exchange begins, and would wake nobody later.
+
+    It was left running where the exchange did not wait for the body: the next pause ended with 500.
+    """
+    scene = Connected()
+    scene.frontend.go.set()
+    scene.send(head() + b"x" * 1000)
+    assert scene.connection._body_timer is not None
+    await settle(lambda: scene.connection.cancel_exchange is not None)
+    assert scene.connection._body_timer is None
+    scene.send(b"x" * (LENGTH - 1000))
+    await settle(lambda: not scene.connection.in_flight)
+    await idle(scene)
+    scene.connection.begin_exchange()
+    scene.send(head(length=1) + b"x")
+    await settle(lambda: len(scene.frontend.seen) == 2)
+    await settle(lambda: scene.socket.written.count(b"HTTP/1.1 200") == 2)
+    assert 2 == scene.socket.written.count(b"HTTP/1.1")
+    await scene.close()
+
+
 async def test_an_exchange_begins_when_its_body_waits_for_memory() -> None:
     """Memory that is short is waited for at once."""
     scene = Connected()
