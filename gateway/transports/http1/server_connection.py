@@ -474,8 +474,6 @@ class Http1ServerConnection(WritePause, asyncio.BufferedProtocol):
                         in_a_row = 0
                         await asyncio.sleep(0)
                 request = queue.pop(0)
-                if self._body_timer is not None:
-                    self._stop_body_timer()
                 if isinstance(request, HttpError):
                     self._send_fault(request)
                     break
