@@ -353,7 +353,6 @@ class ReceivingRequest(BufferedRequest):
         self._wake()
 
     def _wake(self) -> None:
-        if self._wanted is None:
-            self._source.begin_exchange()
-        elif not self._wanted.done():
+        self._source.begin_exchange()
+        if self._wanted is not None and not self._wanted.done():
             self._wanted.set_result(None)

@@ -443,10 +443,10 @@ class Http1ServerConnection(WritePause, asyncio.BufferedProtocol):
             waiter.set_result(None)
 
     def begin_exchange(self) -> None:
-        """Let the task handle the next request, if it waits for one."""
+        """Let the task handle the next request, if there is one and the task waits for it."""
         self._stop_body_timer()
         waiter = self._waiter
-        if waiter is not None and not waiter.done():
+        if self._queue and waiter is not None and not waiter.done():
             waiter.set_result(None)
 
     def _stop_body_timer(self) -> None:

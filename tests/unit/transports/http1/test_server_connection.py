@@ -118,6 +118,11 @@ class Connected:
             data = data[size:]
 
     @property
+    def body_timer(self) -> Any:
+        """The timer of a body whose exchange has not begun."""
+        return self.connection._body_timer
+
+    @property
     def has_own_buffer(self) -> bool:
         """Whether the next bytes are received directly into the body's buffer."""
         return self.connection.get_buffer(-1) is not self.protocol.buffer
@@ -176,7 +181,7 @@ async def test_an_exchange_begins_when_its_body_is_complete() -> None:
     assert (1, None) == (scene.connection.in_flight, scene.connection.cancel_exchange)
     scene.send(b"x" * (LENGTH - 4000))
     await settle(lambda: bool(scene.frontend.seen))
-    assert scene.connection._body_timer is None
+    assert scene.body_timer is None
     await scene.close()
 
 
@@ -193,6 +198,28 @@ async def test_an_exchange_begins_soon_while_its_body_arrives(
     await settle(lambda: scene.connection.cancel_exchange is not None)
     scene.send(b"x" * (LENGTH - 1000))
     await settle(lambda: bool(scene.frontend.seen))
+    await scene.close()
+
+
+async def test_an_idle_connection_is_not_woken_for_a_body_that_was_handled() -> None:
+    """The timer of a body ends with it, and would wake nobody later.
+
+    It was left running where the exchange did not wait for the body: the next pause ended with 500.
+    """
+    scene = Connected()
+    scene.frontend.go.set()
+    scene.send(head() + b"x" * 1000)
+    assert scene.body_timer is not None
+    await settle(lambda: scene.connection.cancel_exchange is not None)
+    scene.send(b"x" * (LENGTH - 1000))
+    assert scene.body_timer is None
+    await settle(lambda: not scene.connection.in_flight)
+    await idle(scene)
+    scene.connection.begin_exchange()
+    scene.send(head(length=1) + b"x")
+    await settle(lambda: len(scene.frontend.seen) == 2)
+    await settle(lambda: scene.socket.written.count(b"HTTP/1.1 200") == 2)
+    assert 2 == scene.socket.written.count(b"HTTP/1.1")
     await scene.close()
 
 
