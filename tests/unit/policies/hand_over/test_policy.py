@@ -66,6 +66,7 @@ async def handing_over(
     layer = HandOver(
         server_of, server_of, pool, lambda: server, clock=clock, folder=str(folder), upstream="u"
     )
+    layer.identify()
     parts = Parts(layer, pool, server_of, clock, folder)
     if registers:
         await layer(call_of(DATA))
@@ -280,6 +281,21 @@ async def test_server_that_is_down_has_refused_nothing(tmp_path: Path) -> None:
         assert (1, "") == (triton.registrations, it.layer.reason)
 
 
+async def test_a_server_that_starts_anew_may_accept_at_once(tmp_path: Path) -> None:
+    """What the former one refused is offered to it, without the pause of a minute."""
+    triton = FakeTriton(tmp_path)
+    triton.refusal = InternalError("no", origin=Origin("oip.http", None))
+    async with handing_over(tmp_path, triton=triton) as it:
+        triton.refusal = None
+        it.layer.identify()
+        await it.layer(call_of(DATA))
+        await registered(it.layer)
+        assert (1, "") == (triton.registrations, it.layer.reason)
+    it.layer.identify()
+    await it.layer(call_of(DATA))
+    assert 1 == triton.registrations
+
+
 async def test_a_reason_is_logged_once(tmp_path: Path) -> None:
     """A server that refuses each minute has one line, and one that is no Triton has none."""
     triton = FakeTriton(tmp_path)
@@ -315,6 +331,7 @@ async def test_full_folder_is_a_reason(tmp_path: Path) -> None:
     """Without memory for a region tensors go as bytes."""
     triton, pool = FakeTriton(tmp_path), RegionPool(MIB, str(tmp_path / "none"))
     layer = HandOver(triton, triton, pool, lambda: TRITON, clock=FakeClock())
+    layer.identify()
     assert raw_of(await layer(call_of(DATA))) == DATA
     await registered(layer)
     assert f"no shared memory of {MIB} bytes: No such file or directory" == layer.reason
@@ -324,6 +341,7 @@ async def test_two_endpoints_of_one_server_share_its_regions(tmp_path: Path) -> 
     """The second registration of a region is no error."""
     async with handing_over(tmp_path) as it:
         other = HandOver(it.triton, it.triton, it.pool, lambda: TRITON, folder=str(tmp_path))
+        other.identify()
         await other(call_of(DATA))
         await registered(other)
         assert ("", 1) == (other.reason, len(it.triton.regions))
