@@ -281,7 +281,7 @@ async def test_server_that_is_down_has_refused_nothing(tmp_path: Path) -> None:
         assert (1, "") == (triton.registrations, it.layer.reason)
 
 
-async def test_a_server_that_starts_anew_may_accept_at_once(tmp_path: Path) -> None:
+async def test_restarted_server_is_offered_what_was_refused(tmp_path: Path) -> None:
     """What the former one refused is offered to it, without the pause of a minute."""
     triton = FakeTriton(tmp_path)
     triton.refusal = InternalError("no", origin=Origin("oip.http", None))
