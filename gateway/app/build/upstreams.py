@@ -31,6 +31,7 @@ from gateway.config.tls import TlsConfig, client_files
 from gateway.ir.calls import SharedRegisterRequest
 from gateway.ir.context import Need
 from gateway.ir.limits import MessageLimits
+from gateway.ir.metadata import ServerMetadata
 from gateway.model_info.sequence_ids import SequenceIdTypes
 from gateway.policies.divide_rows import DivideRows
 from gateway.policies.forward_headers import (
@@ -47,7 +48,7 @@ from gateway.registry import carrier_of, protocol
 from gateway.routing.balancing.endpoint import Endpoint
 from gateway.routing.balancing.endpoint_keys import SLOW_START, balancer_of, outlier_detection_of
 from gateway.routing.balancing.endpoints import Endpoints
-from gateway.routing.balancing.health_probe import Prober
+from gateway.routing.balancing.health_probe import Identify, Prober
 from gateway.routing.sequence_affinity import IDLE_S
 from gateway.service import Service
 from gateway.settings.units import Address, Url
@@ -448,7 +449,7 @@ class _EndpointBuilder:
             interval_s=config.probe.interval,
             timeout_s=config.probe.timeout,
             report=partial(metrics.upstream_ready, upstream, name),
-            identify=identity,
+            identify=identity if hand_over is None else _identify_for(identity, hand_over),
             service=questions,
         )
         closes: tuple[Close, ...] = (connected.close, probing.close)
@@ -538,6 +539,16 @@ def build_upstream(
         by_name=None if is_fixed else build.connect(config.all_urls[0]),
         tls=build.tls,
     )
+
+
+def _identify_for(identity: ServerIdentity, hand_over: HandOver) -> Identify:
+    """Return what also tells *hand_over* of the server."""
+
+    def identify(server: ServerMetadata | None) -> None:
+        identity(server)
+        hand_over.identify()
+
+    return identify
 
 
 def _registers_regions(codec: Codec[Any, Any] | None) -> bool:

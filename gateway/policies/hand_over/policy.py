@@ -113,6 +113,7 @@ class HandOver:
         self._retry_at = 0.0
         self._forgets = 0
         self._forgotten_at: deque[float] = deque(maxlen=_FORGETS + 1)
+        self._may_have_regions = self._is_closed = False
         self._shortage = ""
         self.reason = "no large tensor yet"
 
@@ -131,9 +132,10 @@ class HandOver:
 
     def handle_inference(self, call: InferRequest, /) -> ReplyCoroutine[InferResponse]:
         """Do the same for an inference; see `gateway.service.bound_inference`."""
-        is_large = has_large_input(call)
-        if (is_large or self._fixed_outputs.has_interest(call)) and _can_change(call):
-            return self._infer(call, is_large=is_large)
+        if self._may_have_regions:
+            is_large = has_large_input(call)
+            if (is_large or self._fixed_outputs.has_interest(call)) and _can_change(call):
+                return self._infer(call, is_large=is_large)
         return self._send_inference(call)
 
     async def _control(self, call: Call[R]) -> R:
@@ -258,6 +260,18 @@ class HandOver:
 
     # -- regions at the server
 
+    def identify(self) -> None:
+        """Note that the server has started, and what it is: it gets no region before that."""
+        server = self._server()
+        if server is None or self._is_closed:
+            return
+        obstacle = _obstacle(server)
+        self._may_have_regions = not obstacle
+        self._retry_at = 0.0  # what one has refused, the next may accept
+        self._fixed_outputs.forget(None)  # its models may be others
+        if obstacle:
+            self.reason = obstacle
+
     def _forget(self, forgets: int) -> None:
         """Note that the server has no region of this process: it was started anew.
 
@@ -279,13 +293,8 @@ class HandOver:
             self._start_registration()
 
     def _start_registration(self) -> None:
-        server = self._server()
-        if server is None or not _has_ended(self._registering) or self._clock() < self._retry_at:
-            return
-        obstacle = _obstacle(server)
-        if obstacle:
-            self.reason = obstacle
-        else:
+        is_due = self._clock() >= self._retry_at and not self._is_closed
+        if is_due and _has_ended(self._registering):
             self._registering = start_background(self._register(), "register regions")
 
     async def _register(self) -> None:
@@ -372,7 +381,7 @@ class HandOver:
 
     async def close(self) -> None:
         """Unregister all regions, as far as the server answers. A second call does nothing."""
-        self._retry_at = float("inf")
+        self._is_closed, self._may_have_regions = True, False
         self._fixed_outputs.close()
         for task in (self._registering, self._releasing):
             if task is not None:

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import os
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,6 +66,7 @@ async def handing_over(
     layer = HandOver(
         server_of, server_of, pool, lambda: server, clock=clock, folder=str(folder), upstream="u"
     )
+    layer.identify()
     parts = Parts(layer, pool, server_of, clock, folder)
     if registers:
         await layer(call_of(DATA))
@@ -88,6 +89,11 @@ async def registered(layer: HandOver) -> None:
 
 def call_of(data: bytes | memoryview, **fields: Any) -> InferRequest:
     return InferRequest(model=ModelRef("m"), inputs=(bytes_tensor("x", data),), **fields)
+
+
+def written(lines: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """Return the events of the lines that the log has by default."""
+    return [line["event"] for line in lines if line["log_level"] != "debug"]
 
 
 def raw_of(reply: InferResponse) -> bytes:
@@ -280,6 +286,21 @@ async def test_server_that_is_down_has_refused_nothing(tmp_path: Path) -> None:
         assert (1, "") == (triton.registrations, it.layer.reason)
 
 
+async def test_restarted_server_is_offered_what_was_refused(tmp_path: Path) -> None:
+    """What the former one refused is offered to it, without the pause of a minute."""
+    triton = FakeTriton(tmp_path)
+    triton.refusal = InternalError("no", origin=Origin("oip.http", None))
+    async with handing_over(tmp_path, triton=triton) as it:
+        triton.refusal = None
+        it.layer.identify()
+        await it.layer(call_of(DATA))
+        await registered(it.layer)
+        assert (1, "") == (triton.registrations, it.layer.reason)
+    it.layer.identify()
+    await it.layer(call_of(DATA))
+    assert 1 == triton.registrations
+
+
 async def test_a_reason_is_logged_once(tmp_path: Path) -> None:
     """A server that refuses each minute has one line, and one that is no Triton has none."""
     triton = FakeTriton(tmp_path)
@@ -293,8 +314,7 @@ async def test_a_reason_is_logged_once(tmp_path: Path) -> None:
         other = ServerMetadata("ovms", "1", TRITON.extensions)
         async with handing_over(tmp_path, server=other):
             pass
-    events = [line["event"] for line in lines]
-    assert ["large tensors go as bytes"] == events
+    assert ["large tensors go as bytes"] == written(lines)
 
 
 async def test_a_shortage_is_logged_once(tmp_path: Path) -> None:
@@ -307,7 +327,7 @@ async def test_a_shortage_is_logged_once(tmp_path: Path) -> None:
                 assert it.pool.allocate(31 * MIB) is not None or it.pool.needs_region
                 await it.layer(call_of(DATA))
                 await registered(it.layer)
-        assert ["shared memory stays small"] == [line["event"] for line in lines]
+        assert ["shared memory stays small"] == written(lines)
         assert "" == it.layer.reason
 
 
@@ -315,6 +335,7 @@ async def test_full_folder_is_a_reason(tmp_path: Path) -> None:
     """Without memory for a region tensors go as bytes."""
     triton, pool = FakeTriton(tmp_path), RegionPool(MIB, str(tmp_path / "none"))
     layer = HandOver(triton, triton, pool, lambda: TRITON, clock=FakeClock())
+    layer.identify()
     assert raw_of(await layer(call_of(DATA))) == DATA
     await registered(layer)
     assert f"no shared memory of {MIB} bytes: No such file or directory" == layer.reason
@@ -324,6 +345,7 @@ async def test_two_endpoints_of_one_server_share_its_regions(tmp_path: Path) -> 
     """The second registration of a region is no error."""
     async with handing_over(tmp_path) as it:
         other = HandOver(it.triton, it.triton, it.pool, lambda: TRITON, folder=str(tmp_path))
+        other.identify()
         await other(call_of(DATA))
         await registered(other)
         assert ("", 1) == (other.reason, len(it.triton.regions))

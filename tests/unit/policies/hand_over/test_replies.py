@@ -61,6 +61,7 @@ async def replying(
     triton, pool, clock = FakeTriton(folder), RegionPool(most, str(folder)), FakeClock()
     triton.answer, triton.outputs = repeated, [Y]
     layer = HandOver(triton, triton, pool, lambda: TRITON, clock=clock, folder=str(folder))
+    layer.identify()
     if learns:
         await learnt(layer)
         assert 0 == triton.writes
@@ -294,12 +295,16 @@ async def test_other_errors_stay(
         assert expected == it.layer._fixed_outputs.sizes(call_of(7))
 
 
-async def test_loaded_model_is_learnt_again(tmp_path: Path) -> None:
-    """After a call that loads it, its first reply comes as bytes."""
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_loaded_model_is_learnt_again(tmp_path: Path, restarts: bool) -> None:
+    """After a call that loads it, or a start of its server, its first reply comes as bytes."""
     async with replying(tmp_path) as it:
-        inner, it.layer._inner = it.layer._inner, ScriptedService(None)
-        await it.layer(ModelLoadRequest(model=MODEL))
-        it.layer._inner = inner
+        if restarts:
+            it.layer.identify()
+        else:
+            inner, it.layer._inner = it.layer._inner, ScriptedService(None)
+            await it.layer(ModelLoadRequest(model=MODEL))
+            it.layer._inner = inner
         it.triton.answer = lambda read: read * (2 * SIZE)
         it.triton.outputs = [{**Y, "dims": [2 * SIZE]}]
         for writes in (0, 1):
