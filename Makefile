@@ -14,8 +14,8 @@ unexport PYTHONDONTWRITEBYTECODE
 TESTS ?= tests
 # Number of test processes. Set it to the number of cores: WORKERS=8 make test
 WORKERS ?= 2
-# Twice as many for tests that wait for sockets, processes and clocks. Each takes 10 s of a core to collect all tests.
-PROCESSES = $(shell expr $(WORKERS) \* 2)
+# Three times as many for tests that mostly wait for sockets, processes and clocks: twice as many leave half a core idle.
+PROCESSES = $(shell expr $(WORKERS) \* 3)
 # Files in the order of their folders: those of tests/unit take less than a second each and come last, so
 # that all processes end at about the same time. By itself xdist puts files with one long test there.
 BY_FILE = --dist loadfile --no-loadscope-reorder
