@@ -452,13 +452,13 @@ async def test_frame_over_the_limit_is_rejected_on_an_open_connection() -> None:
 
 async def test_budget_counts_received_bytes_with_a_step_ahead() -> None:
     """The budget counts a frame as it arrives, not as declared, until its response is sent."""
-    async with serving(Echo()) as running:
+    async with serving(Echo(), budget_bytes=32 << 20) as running:
         raw = await running.connect()
-        await raw.send(struct.pack("<I", 500_000))
-        await eventually(lambda: running.budget.used_bytes == 262_144)
-        await raw.send(bytes(300_000))
-        await eventually(lambda: running.budget.used_bytes == 500_004)
-        await raw.send(bytes(200_000))
+        await raw.send(struct.pack("<I", 900_000))
+        await eventually(lambda: running.budget.used_bytes == 512 << 10)
+        await raw.send(bytes(500_000))
+        await eventually(lambda: running.budget.used_bytes == 900_004)
+        await raw.send(bytes(400_000))
         await raw.answer()
         await eventually(lambda: running.budget.used_bytes == 0)
         await raw.close()

@@ -47,7 +47,7 @@ FREE = {
     "of headers, tokens, tensors and versions": "headers client_header groups_header "
     "forward_headers sequence_client_header queue_priority_by sticky_by token versions version "
     "request_headers attributes tensors inputs outputs shapes labels",
-    "of servers and other machines": "keys pinned cost copies certificates proxied unix_users",
+    "of servers and other machines": "hand_over_group keys pinned cost copies certificates proxied unix_users",
     "what defines the names": "groups tier",
 }
 """Keys with texts that are not names of other parts of the file, and why."""
