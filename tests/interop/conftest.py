@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from tests.integration.cli_kit import Running
+from tests.integration.cli_kit import Running, get
 from tests.interop.attacks import FREE_PORTS, INNOCENT
 from tests.interop.client import Client
 from tests.interop.environments import environment
@@ -21,6 +21,13 @@ def triton_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningS
     """Run Triton 2.51.0 on CPU with every model of `servers/triton/models.py`."""
     with running("triton", triton.prepare, tmp_path_factory.mktemp("triton")) as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def bare_triton(triton_server: RunningServer) -> RunningServer:
+    """Remove the regions of gateways that tests have killed from Triton."""
+    assert (200, None) == get(f"{triton_server.http_url}/v2/systemsharedmemory/unregister", {})
+    return triton_server
 
 
 @pytest.fixture(scope="session")

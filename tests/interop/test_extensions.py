@@ -47,9 +47,9 @@ def port(kind: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def direct(triton_server: RunningServer, client: Client) -> dict[str, Seen]:
+def direct(bare_triton: RunningServer, client: Client) -> dict[str, Seen]:
     """Run every client against Triton itself."""
-    addresses = {"main.http": triton_server.http_address, "main.grpc": triton_server.grpc_address}
+    addresses = {"main.http": bare_triton.http_address, "main.grpc": bare_triton.grpc_address}
     return {kind: seen_by(client, kind, addresses[port(kind)]) for kind in KINDS}
 
 

@@ -45,9 +45,9 @@ def listed(section: str) -> dict[str, set[str]]:
 
 
 @pytest.fixture(scope="module")
-def direct(triton_server: RunningServer) -> dict[str, Outcome]:
+def direct(bare_triton: RunningServer) -> dict[str, Outcome]:
     """Send all requests to Triton itself."""
-    return probe_all(triton_server.http_address, triton_server.grpc_address)
+    return probe_all(bare_triton.http_address, bare_triton.grpc_address)
 
 
 @pytest.fixture(scope="module", params=SIDECARS)

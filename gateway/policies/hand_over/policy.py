@@ -108,6 +108,7 @@ class HandOver:
         self._folder = folder
         self._names = names
         self._registered: set[Region] = set()
+        self._offered: Region | None = None
         self._registering: asyncio.Task[None] | None = None
         self._releasing: asyncio.Task[None] | None = None
         self._retry_at = 0.0
@@ -304,6 +305,7 @@ class HandOver:
             if region in self._registered:
                 continue
             shared = SharedRegion(name=region.name, key=f"/{region.name}", size_bytes=region.size)
+            self._offered = region  # until its registration is known, which a close may prevent
             try:
                 await self._questions(SharedRegisterRequest(region=shared))
             except GatewayError as error:
@@ -313,6 +315,7 @@ class HandOver:
                     return
                 # Another endpoint of this process may be the same server.
                 if "already in manager" not in error.message:
+                    self._offered = None
                     refusal = _without_names(error.message)
                     self._off(f"the server refused a region: {refusal}{_ADVICE}")
                     if not region.servers:
@@ -321,6 +324,7 @@ class HandOver:
                     return
             region.servers += 1
             self._registered.add(region)
+            self._offered = None
         if self._registered and self.reason:
             self.reason = ""
             log.info("large tensors go in shared memory", **self._names)
@@ -387,9 +391,10 @@ class HandOver:
             if task is not None:
                 task.cancel()
         regions, self._registered = self._registered, set()
+        offered = regions if self._offered is None else {*regions, self._offered}
         with suppress(TimeoutError):
             async with asyncio.timeout(_CLOSE_S):
-                await asyncio.gather(*[self._unregister(region) for region in regions])
+                await asyncio.gather(*[self._unregister(region) for region in offered])
         for region in regions:
             region.servers -= 1
         self._pool.collect()

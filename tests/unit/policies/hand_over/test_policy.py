@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.ir.calls import InferRequest, InferResponse
+from gateway.ir.calls import Call, InferRequest, InferResponse, SharedRegisterRequest
 from gateway.ir.context import Context, ModelRef, Origin
 from gateway.ir.errors import ConnectFailure, InternalError, Unavailable
 from gateway.ir.metadata import ServerMetadata
@@ -371,6 +371,26 @@ async def test_closed_endpoint_unregisters_its_regions(tmp_path: Path) -> None:
         await it.layer.close()
         assert {} == it.triton.regions
         await it.layer.close()
+
+
+async def test_region_whose_registration_is_under_way_is_unregistered(tmp_path: Path) -> None:
+    """The server has it, although the endpoint that closes has no reply."""
+    async with handing_over(tmp_path, registers=False) as it:
+        mapped = asyncio.Event()
+
+        async def without_reply(call: Call[Any], /) -> Any:
+            reply = await it.triton(call)
+            if isinstance(call, SharedRegisterRequest):
+                mapped.set()
+                await asyncio.Event().wait()
+            return reply
+
+        it.layer._questions = without_reply
+        await it.layer(call_of(DATA))
+        await mapped.wait()
+        assert 1 == len(it.triton.regions)
+        await it.layer.close()
+        assert {} == it.triton.regions
 
 
 async def test_requested_outputs_stay(tmp_path: Path) -> None:
