@@ -44,7 +44,7 @@ from gateway.ir.tensors.tensor import RequestedOutput, Tensor
 from gateway.policies.hand_over.pool import LEAST_BYTES, Piece, Region, RegionPool, has_file
 from gateway.policies.hand_over.replies import FixedOutputs
 from gateway.policies.shared_memory.regions import OWN_PREFIX, SEGMENT_FOLDER, is_own
-from gateway.service import ReplyCoroutine, Service, bound_call, bound_inference
+from gateway.service import ReplyCoroutine, Service, bound_call
 
 log = structlog.get_logger(__name__)
 
@@ -58,7 +58,6 @@ _LEAST_VERSION: Final = (2, 51)
 _RETRY_S: Final = 60.0
 _UNAVAILABLE_S: Final = 0.5
 _RELEASE_S: Final = 0.5
-_MOST_BYTES: Final = 64 << 20
 _CLOSE_S: Final = 1.0
 _FORGETS: Final = 5
 _LONGEST_PAUSE_S: Final = 30.0
@@ -93,13 +92,12 @@ class HandOver:
         pool: RegionPool,
         server: Callable[[], ServerMetadata | None],
         *,
-        most_bytes: int = _MOST_BYTES,
+        most_bytes: int,
         clock: Callable[[], float] = monotonic,
         folder: str = SEGMENT_FOLDER,
         **names: str,
     ) -> None:
         self._inner = bound_call(inner)
-        self._send_inference = bound_inference(inner)
         self._questions = questions
         self._pool = pool
         self._server = server
@@ -137,7 +135,7 @@ class HandOver:
             is_large = has_large_input(call)
             if (is_large or self._fixed_outputs.has_interest(call)) and _can_change(call):
                 return self._infer(call, is_large=is_large)
-        return self._send_inference(call)
+        return self._inner(call)
 
     async def _control(self, call: Call[R]) -> R:
         try:

@@ -64,7 +64,14 @@ async def handing_over(
         FakeClock(),
     )
     layer = HandOver(
-        server_of, server_of, pool, lambda: server, clock=clock, folder=str(folder), upstream="u"
+        server_of,
+        server_of,
+        pool,
+        lambda: server,
+        most_bytes=64 * MIB,
+        clock=clock,
+        folder=str(folder),
+        upstream="u",
     )
     layer.identify()
     parts = Parts(layer, pool, server_of, clock, folder)
@@ -334,7 +341,7 @@ async def test_a_shortage_is_logged_once(tmp_path: Path) -> None:
 async def test_full_folder_is_a_reason(tmp_path: Path) -> None:
     """Without memory for a region tensors go as bytes."""
     triton, pool = FakeTriton(tmp_path), RegionPool(MIB, str(tmp_path / "none"))
-    layer = HandOver(triton, triton, pool, lambda: TRITON, clock=FakeClock())
+    layer = HandOver(triton, triton, pool, lambda: TRITON, most_bytes=64 * MIB, clock=FakeClock())
     layer.identify()
     assert raw_of(await layer(call_of(DATA))) == DATA
     await registered(layer)
@@ -344,7 +351,14 @@ async def test_full_folder_is_a_reason(tmp_path: Path) -> None:
 async def test_two_endpoints_of_one_server_share_its_regions(tmp_path: Path) -> None:
     """The second registration of a region is no error."""
     async with handing_over(tmp_path) as it:
-        other = HandOver(it.triton, it.triton, it.pool, lambda: TRITON, folder=str(tmp_path))
+        other = HandOver(
+            it.triton,
+            it.triton,
+            it.pool,
+            lambda: TRITON,
+            most_bytes=64 * MIB,
+            folder=str(tmp_path),
+        )
         other.identify()
         await other(call_of(DATA))
         await registered(other)

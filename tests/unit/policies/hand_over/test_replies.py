@@ -60,7 +60,15 @@ async def replying(
     """Build a hand-over whose model replies with 100 KiB, which it has learnt."""
     triton, pool, clock = FakeTriton(folder), RegionPool(most, str(folder)), FakeClock()
     triton.answer, triton.outputs = repeated, [Y]
-    layer = HandOver(triton, triton, pool, lambda: TRITON, clock=clock, folder=str(folder))
+    layer = HandOver(
+        triton,
+        triton,
+        pool,
+        lambda: TRITON,
+        most_bytes=64 * MIB,
+        clock=clock,
+        folder=str(folder),
+    )
     layer.identify()
     if learns:
         await learnt(layer)
