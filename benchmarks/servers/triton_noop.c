@@ -1,13 +1,12 @@
 /* A backend of Triton that does nothing: each request is answered with the tensors of answer.h.
  *
  * answer.h is written by `benchmarks/model_servers.py` and defines `outputs`, an array of
- * `struct constant`. Only the part of Triton's C interface that is called is declared here; the
- * server itself has the functions.
+ * `struct constant`.
  */
 
-#include <stddef.h>
-#include <stdint.h>
 #include <string.h>
+
+#include "triton_backend.h"
 
 struct constant {
   const char *name;
@@ -19,18 +18,6 @@ struct constant {
 };
 
 #include "answer.h"
-
-typedef void error, request, response, output, instance;
-
-error *TRITONBACKEND_ResponseNew(response **made, request *to);
-error *TRITONBACKEND_ResponseOutput(response *of, output **made, const char *name, int datatype,
-                                    const int64_t *shape, uint32_t rank);
-error *TRITONBACKEND_OutputBuffer(output *of, void **buffer, uint64_t size, int *memory_type,
-                                  int64_t *memory_number);
-error *TRITONBACKEND_ResponseSend(response *sent, uint32_t flags, error *failure);
-error *TRITONBACKEND_RequestRelease(request *done, uint32_t flags);
-
-enum { CPU = 0, FINAL = 1, ALL = 1 };
 
 static error *answer(request *asked) {
   response *made = NULL;
@@ -50,15 +37,4 @@ static error *answer(request *asked) {
     if (failure == NULL) memcpy(buffer, each->data, each->size);
   }
   return TRITONBACKEND_ResponseSend(made, FINAL, failure);
-}
-
-error *TRITONBACKEND_ModelInstanceExecute(instance *by, request **asked, const uint32_t count) {
-  (void)by;
-  for (uint32_t index = 0; index < count; index++) {
-    error *failure = answer(asked[index]);
-    if (failure != NULL) return failure;
-    failure = TRITONBACKEND_RequestRelease(asked[index], ALL);
-    if (failure != NULL) return failure;
-  }
-  return NULL;
 }

@@ -29,7 +29,9 @@ import grpc.aio
 import numpy as np
 import pytest
 
+import benchmarks
 from gateway.schema import open_inference_pb2 as pb
+from tests.integration import http_kit
 from tests.integration.cli_kit import Running, free_port, get
 from tests.integration.shared_memory_kit import SEGMENTS
 from tests.integration.workers_kit import eventually, is_alive, pids
@@ -40,6 +42,7 @@ from tests.interop.servers.process import Command, Ports, RunningServer, free_po
 from tests.interop.servers.triton import start as triton
 
 CALLS = int(os.environ.get("HAND_OVER_CALLS", "2000"))
+PATIENCE_S = 60 + CALLS / 40
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.timeout(300 + CALLS // 40)]
 
@@ -338,7 +341,8 @@ def _prepare(folder: Path, ports: Ports) -> Command:
     assert compiler is not None, "there is no C compiler (cc) for a backend of Triton"
     source = Path(triton.__file__).with_name("checksum.c")
     library = home / "1" / "libtriton_checksum.so"
-    words = [compiler, "-O2", "-shared", "-fPIC", str(source), "-o", str(library)]
+    include = Path(benchmarks.__file__).with_name("servers")
+    words = [compiler, "-O2", "-shared", "-fPIC", f"-I{include}", str(source), "-o", str(library)]
     subprocess.run(words, check=True, timeout=60)
     return command
 
@@ -470,18 +474,12 @@ async def disturb(
         campaign.disturbances.append(disturbance)
         await asyncio.to_thread(kill)
         for client in clients:
-            await _until(partial(client.is_beyond, client.right))
+            await http_kit.eventually(partial(client.is_beyond, client.right), PATIENCE_S)
         disturbance.end = time.monotonic()
 
 
 async def _calls(campaign: Campaign, count: int) -> None:
-    await _until(lambda: campaign.started >= count)
-
-
-async def _until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60 + CALLS / 40):
-        while not is_so():  # noqa: ASYNC110  # processes and threads change it, too
-            await asyncio.sleep(0.02)
+    await http_kit.eventually(lambda: campaign.started >= count, PATIENCE_S)
 
 
 @pytest.fixture

@@ -3,32 +3,15 @@
  * One request in eight waits between the two, so that a byte that is written while the inference runs
  * makes them different. A checksum is that of `test_hand_over.py`. The third number is 1 for an input
  * in a region of a gateway, 0 for another one, and 2 for one that was not looked up, as most are not.
- * Only the part of Triton's C interface that is called is declared here.
  */
 
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
-typedef void error, request, response, input, output, instance;
+#include "triton_backend.h"
 
-error *TRITONBACKEND_RequestInput(request *of, const char *name, input **found);
-error *TRITONBACKEND_InputProperties(input *of, const char **name, int *datatype,
-                                     const int64_t **shape, uint32_t *rank, uint64_t *size,
-                                     uint32_t *buffers);
-error *TRITONBACKEND_InputBuffer(input *of, uint32_t index, const void **buffer, uint64_t *size,
-                                 int *memory_type, int64_t *memory_number);
-error *TRITONBACKEND_ResponseNew(response **made, request *to);
-error *TRITONBACKEND_ResponseOutput(response *of, output **made, const char *name, int datatype,
-                                    const int64_t *shape, uint32_t rank);
-error *TRITONBACKEND_OutputBuffer(output *of, void **buffer, uint64_t size, int *memory_type,
-                                  int64_t *memory_number);
-error *TRITONBACKEND_ResponseSend(response *sent, uint32_t flags, error *failure);
-error *TRITONBACKEND_RequestRelease(request *done, uint32_t flags);
-
-enum { CPU = 0, FINAL = 1, ALL = 1, UINT64 = 5, WAITS_US = 10000 };
+enum { UINT64 = 5, WAITS_US = 10000 };
 
 /* Add each 8 bytes, as a number, times an odd number to *sum. The buffers of an input may have any
  * size, so *at counts its bytes. */
@@ -102,15 +85,4 @@ static error *answer(request *asked) {
                                          &memory_number);
   if (failure == NULL) memcpy(buffer, sums, sizeof sums);
   return TRITONBACKEND_ResponseSend(made, FINAL, failure);
-}
-
-error *TRITONBACKEND_ModelInstanceExecute(instance *by, request **asked, const uint32_t count) {
-  (void)by;
-  for (uint32_t index = 0; index < count; index++) {
-    error *failure = answer(asked[index]);
-    if (failure != NULL) return failure;
-    failure = TRITONBACKEND_RequestRelease(asked[index], ALL);
-    if (failure != NULL) return failure;
-  }
-  return NULL;
 }
