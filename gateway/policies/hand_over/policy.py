@@ -350,11 +350,13 @@ class HandOver:
 
     async def _remove_strangers(self) -> None:
         """Unregister regions of killed processes, whose files are gone."""
-        with suppress(GatewayError):  # only memory is at stake, and the next start tries again
-            for region in await self._questions(SharedStatusRequest(region="", is_cuda=False)):
-                name = region.name
-                if is_own(name) and not has_file(name, self._folder):
-                    await self._questions(SharedUnregisterRequest(region=name, is_cuda=False))
+        try:
+            found = await self._questions(SharedStatusRequest(region="", is_cuda=False))
+        except GatewayError:  # only memory is at stake, and the next start or close tries again
+            return
+        for region in found:
+            if is_own(region.name) and not has_file(region.name, self._folder):
+                await self._unregister(region.name)
 
     def _release_retired(self) -> None:
         """Begin to unregister the retired regions, so that the server frees their memory."""
@@ -367,22 +369,25 @@ class HandOver:
             self._pool.collect()
             for region in retired:
                 # The server refuses while an inference reads it.
-                if region.is_idle and await self._unregister(region):
+                if region.is_idle and await self._unregister(region.name):
                     self._registered.discard(region)
                     region.servers -= 1
             self._pool.collect()
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
-    async def _unregister(self, region: Region) -> bool:
+    async def _unregister(self, name: str) -> bool:
         try:
-            await self._questions(SharedUnregisterRequest(region=region.name, is_cuda=False))
+            await self._questions(SharedUnregisterRequest(region=name, is_cuda=False))
         except GatewayError:
             return False
         return True
 
     async def close(self) -> None:
-        """Unregister all regions, as far as the server answers. A second call does nothing."""
+        """Unregister all regions, and those of killed processes, as far as the server answers.
+
+        A second call does nothing.
+        """
         self._is_closed, self._may_have_regions = True, False
         self._fixed_outputs.close()
         for task in (self._registering, self._releasing):
@@ -392,7 +397,10 @@ class HandOver:
         offered = regions if self._offered is None else {*regions, self._offered}
         with suppress(TimeoutError):
             async with asyncio.timeout(_CLOSE_S):
-                await asyncio.gather(*[self._unregister(region) for region in offered])
+                await asyncio.gather(*[self._unregister(region.name) for region in offered])
+                if offered:
+                    # The process that took the place of a killed one may not have met the server.
+                    await self._remove_strangers()
         for region in regions:
             region.servers -= 1
         self._pool.collect()

@@ -18,12 +18,12 @@ from structlog.testing import capture_logs
 from gateway.ir.calls import Call, InferRequest, InferResponse, SharedRegisterRequest
 from gateway.ir.context import Context, ModelRef, Origin
 from gateway.ir.errors import ConnectFailure, InternalError, Unavailable
-from gateway.ir.metadata import ServerMetadata
+from gateway.ir.metadata import ServerMetadata, SharedRegion
 from gateway.ir.tensors.data import SharedMemoryData
 from gateway.ir.tensors.datatypes import Datatype
 from gateway.ir.tensors.tensor import RequestedOutput, Tensor, as_raw
 from gateway.policies.hand_over.policy import HandOver
-from gateway.policies.hand_over.pool import RegionPool
+from gateway.policies.hand_over.pool import Region, RegionPool
 from tests.fakes import FakeClock, ScriptedService, settle
 from tests.unit.policies.hand_over.fake_triton import (
     TRITON,
@@ -385,6 +385,22 @@ async def test_closed_endpoint_unregisters_its_regions(tmp_path: Path) -> None:
         await it.layer.close()
         assert {} == it.triton.regions
         await it.layer.close()
+
+
+async def test_closed_endpoint_unregisters_the_regions_of_killed_processes(tmp_path: Path) -> None:
+    """The process in place of a killed one may have had no large tensor for the server."""
+    async with handing_over(tmp_path) as it:
+        (own,) = it.pool.regions
+        killed = Region(str(tmp_path), MIB)
+        await it.triton(
+            SharedRegisterRequest(
+                region=SharedRegion(name=killed.name, key=f"/{killed.name}", size_bytes=MIB)
+            )
+        )
+        killed.unlink()
+        assert {own.name, killed.name} == set(it.triton.regions)
+        await it.layer.close()
+        assert {} == it.triton.regions
 
 
 async def test_region_whose_registration_is_under_way_is_unregistered(tmp_path: Path) -> None:
