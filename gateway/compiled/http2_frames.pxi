@@ -5,10 +5,12 @@ cdef enum:
     _PREFIX_BYTES = 5
     _DATA = 0
     _HEADERS = 1
+    _WINDOW_UPDATE = 8
     _END_STREAM = 1
     _END_HEADERS = 4
     _SMALL_FRAME_BYTES = 256  # `SMALL_FRAME_BYTES` of transports/http2/frames.py
     _MAX_STREAM = 0x7FFFFFFF
+    _MAX_WINDOW = 0x7FFFFFFF
 
 
 cdef inline Py_ssize_t _frame(Text at, Py_ssize_t size, int kind, uint64_t* number, int* flags) noexcept:

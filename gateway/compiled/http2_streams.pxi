@@ -5,6 +5,7 @@ cdef enum:
     _WINDOW_BYTES = 65535  # `STREAM_WINDOW` of transports/http2/connection.py
     _LEAST_WINDOW = 1 << 19  # `_WIDEN_AT` there
     _REFUND = 10  # `RESPONSE_REFUND` of transports/http2/flood_control.py
+    _UPDATE_BYTES = 13  # `UPDATE_BYTES` of transports/http2/frames.py
 
 
 cdef struct _Whole:
@@ -16,6 +17,16 @@ cdef struct _Whole:
     Text tail  # NULL without trailers
     Py_ssize_t tail_bytes
     Py_ssize_t end
+    Py_ssize_t opened  # by how much the peer opens the window of the stream
+
+
+cdef inline Py_ssize_t _opened_by(Text at, Py_ssize_t size, uint64_t number) noexcept:
+    """See `gateway.transports.http2.frames.opened_by`."""
+    cdef uint64_t same = 0
+    cdef int flags = 0
+    if _frame(at, size, _WINDOW_UPDATE, &same, &flags) != _UPDATE_BYTES - _HEAD_BYTES or same != number:
+        return 0
+    return (at[9] & 0x7F) << 24 | at[10] << 16 | at[11] << 8 | at[12]
 
 
 cdef bint _read_whole(bytes data, Py_ssize_t at, Py_ssize_t max_block, _Whole* whole) noexcept:
@@ -30,6 +41,9 @@ cdef bint _read_whole(bytes data, Py_ssize_t at, Py_ssize_t max_block, _Whole* w
         return False
     whole.block, whole.block_bytes = start + at + _HEAD_BYTES, length
     whole.begin = at + 2 * _HEAD_BYTES + length
+    whole.opened = _opened_by(start + whole.begin - _HEAD_BYTES, size - whole.begin + _HEAD_BYTES, whole.number)
+    if whole.opened:
+        whole.begin += _UPDATE_BYTES
     length = _frame(start + whole.begin - _HEAD_BYTES, size - whole.begin + _HEAD_BYTES, _DATA, &same, &flags)
     if length <= 0 or same != whole.number:
         return False
@@ -57,7 +71,7 @@ cdef class _StreamFields:
     cdef Py_ssize_t _last, _is_accepting, _max_streams, _read_block, _read_head, _table
     cdef Py_ssize_t _initial, _room, _is_paused, _has_shrunk, _out, _flood_budget, _open_streams, _remaining
     cdef Py_ssize_t _number, _owner, _stream_room, _stream_window, _left, _state, _expected, _waiting
-    cdef Py_ssize_t _unread, _written
+    cdef Py_ssize_t _unread, _written, _unsent
 
     def __cinit__(self):
         from functools import partial
@@ -88,6 +102,7 @@ cdef class _StreamFields:
         self._read_head = _offset(HeaderBlockReader, "_read_head")
         self._initial, self._room = _offset(Http2StreamWriter, "initial_window"), _offset(Http2StreamWriter, "_room")
         self._is_paused = _offset(Http2StreamWriter, "is_paused")
+        self._unsent = _offset(Http2StreamWriter, "_waiting")
         self._has_shrunk, self._out = _offset(Http2StreamWriter, "has_shrunk"), _offset(Http2StreamWriter, "_out")
         self._flood_budget = _offset(Http2StreamWriter, "_flood_budget")
         self._open_streams = _offset(Http2StreamWriter, "_streams")
@@ -112,6 +127,15 @@ cdef class _StreamFields:
         _set_field(stream, self._unread, 0)
         _set_field(stream, self._written, 0)
         return stream
+
+    cdef Py_ssize_t _take_update(self, writer, bytes data, Py_ssize_t at) except -1:
+        """As `gateway.transports.http2.streams.Http2StreamWriter.take_update`."""
+        cdef Py_ssize_t opened = _opened_by(<Text>PyBytes_AS_STRING(data) + at, PyBytes_GET_SIZE(data) - at, 0)
+        cdef Py_ssize_t room = <Py_ssize_t>_field(writer, self._room) + opened
+        if not opened or room > _MAX_WINDOW or <dict>_field(writer, self._unsent):
+            return at
+        _set_field(writer, self._room, room)
+        return at + _UPDATE_BYTES
 
     cdef int _check(self, core) except -1:
         if not PyObject_TypeCheck(core, <PyTypeObject*><void*>self._receiver):
@@ -181,17 +205,20 @@ def take_request(self, bytes data not None, Py_ssize_t at):
     """See `gateway.transports.http2.connection.Http2Connection.take_request`."""
     cdef _StreamFields of = _of_streams()
     cdef _Whole whole
-    cdef Py_ssize_t length, window
+    cdef Py_ssize_t length, window, room
     of._check(self)
     blocks, windows = _field(self, of._blocks), _field(self, of._windows)
     if not _read_whole(data, at, _field(blocks, of._max_block), &whole):
         return 0
     length = whole.stop - whole.begin
     window = <Py_ssize_t>_field(windows, of._window) - length
+    writer = _field(self, of._writer_at)
+    room = <Py_ssize_t>_field(writer, of._initial) + whole.opened
     streams = _field(self, of._streams)
     if (
         whole.tail is not NULL
         or length > _WINDOW_BYTES
+        or room > _MAX_WINDOW
         or window < _LEAST_WINDOW
         or whole.number <= <uint64_t>_field(self, of._last)
         or not whole.number & 1
@@ -207,15 +234,14 @@ def take_request(self, bytes data not None, Py_ssize_t at):
         head = _fresh_head(blocks, of, block)
         if isinstance(head, of._failure):
             self._head(number, head, end=False)
-            return whole.begin - _HEAD_BYTES
+            return at + _HEAD_BYTES + whole.block_bytes
     _set_field(self, of._last, number)
     _set_field(windows, of._window, window)
-    room = _field(_field(self, of._writer_at), of._initial)
     stream = of._new(number, room, _WINDOW_BYTES - length, None, of._half_remote)
     (<dict>streams)[number] = stream
     view = _content(data, whole.begin, whole.stop)
     _field(self, of._events).on_complete_stream(stream, head, view, None)
-    return whole.end
+    return of._take_update(writer, data, whole.end)
 
 
 @cython.binding(True)
@@ -226,7 +252,7 @@ def take_response(self, bytes data not None, Py_ssize_t at):
     cdef Py_ssize_t length, window
     of._check(self)
     blocks, windows = _field(self, of._blocks), _field(self, of._windows)
-    if not _read_whole(data, at, _field(blocks, of._max_block), &whole) or whole.tail is NULL:
+    if not _read_whole(data, at, _field(blocks, of._max_block), &whole) or whole.tail is NULL or whole.opened:
         return 0
     length = whole.stop - whole.begin
     window = <Py_ssize_t>_field(windows, of._window) - length
@@ -267,7 +293,7 @@ def take_response(self, bytes data not None, Py_ssize_t at):
         stream.move(of._end)
     view = _content(data, whole.begin, whole.stop)
     _field(self, of._events).on_complete_stream(stream, head, view, tail)
-    return whole.end
+    return of._take_update(_field(self, of._writer_at), data, whole.end)
 
 
 @cython.binding(True)

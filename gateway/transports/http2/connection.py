@@ -241,12 +241,14 @@ class Http2Connection:
         whole = complete_stream(data, at, self._blocks.max_block)
         if whole is None:
             return 0
-        number, block, begin, end, last, _ = whole
+        number, block, begin, end, last, _, opened = whole
         length = end - begin
         window = self.windows.left - length
+        room = self.writer.initial_window + opened
         if (
             last is not None
             or length > STREAM_WINDOW
+            or room > frames.MAX_WINDOW
             or window < WIDEN_AT
             or number <= self.last
             or not number % 2
@@ -258,15 +260,13 @@ class Http2Connection:
         head = self._blocks.read(block)
         if isinstance(head, Http2StreamError):
             self._head(number, head, end=False)
-            return begin - frames.HEAD_BYTES
+            return at + frames.HEAD_BYTES + len(block)
         self.last = number
         self.windows.left = window
-        stream = self.streams[number] = Http2Stream(
-            number, self.writer.initial_window, STREAM_WINDOW - length, None
-        )
+        stream = self.streams[number] = Http2Stream(number, room, STREAM_WINDOW - length, None)
         stream.state = HALF_CLOSED_REMOTE
         self._receiver.on_complete_stream(stream, head, content(data, begin, end), None)
-        return end
+        return self.writer.take_update(data, end)
 
     @accelerated
     def take_response(self, data: bytes, at: int) -> int:
@@ -278,12 +278,13 @@ class Http2Connection:
         whole = complete_stream(data, at, self._blocks.max_block)
         if whole is None:
             return 0
-        number, block, begin, stop, last, end = whole
+        number, block, begin, stop, last, end, opened = whole
         length = stop - begin
         window = self.windows.left - length
         stream = self.streams.get(number)
         if (
             last is None
+            or opened
             or stream is None
             or (stream.state is not HALF_CLOSED_LOCAL and stream.is_remote_closed)
             or length > stream.window
@@ -307,7 +308,7 @@ class Http2Connection:
         else:
             stream.move(Http2StreamEvent.RECEIVE_END)
         self._receiver.on_complete_stream(stream, head, content(data, begin, stop), tail)
-        return end
+        return self.writer.take_update(data, end)
 
     def on_block(self, number: int, block: bytes, *, end: bool) -> None:
         """Decode a complete header block, and handle its fields."""

@@ -94,6 +94,9 @@ COPIED_BYTES: Final = 4096
 SMALL_FRAME_BYTES: Final = 256
 """A smaller DATA frame that ends no message is charged like an empty one."""
 
+UPDATE_BYTES: Final = 13
+"""The size of a WINDOW_UPDATE with its head."""
+
 _pack, _unpack = FRAME_HEAD.pack, FRAME_HEAD.unpack_from
 _SETTING = struct.Struct(">HI")
 _UPDATE = struct.Struct(">BHBBII")
@@ -137,16 +140,16 @@ def frame_head(size: int, kind: int, flags: int, stream: int) -> bytes:
     return FRAME_HEAD.pack(size >> 16, size & 0xFFFF, kind, flags, stream)
 
 
-CompleteStream = tuple[int, bytes, int, int, bytes | None, int]
+CompleteStream = tuple[int, bytes, int, int, bytes | None, int, int]
 """A stream: its number, its header block, begin and end of its content, the block of its trailers,
-and the position after it."""
+the position after it, and by how much the peer opens its window."""
 
 
 def complete_stream(data: bytes, at: int, max_block: int) -> CompleteStream | None:
     """Parse the frames of a stream that has arrived completely.
 
     They are HEADERS, one DATA frame with content, and trailers if this frame does not end the
-    stream.
+    stream. Clients of gRPC's C core send a WINDOW_UPDATE of the stream before its content.
 
     Args:
         data: Frames.
@@ -159,15 +162,33 @@ def complete_stream(data: bytes, at: int, max_block: int) -> CompleteStream | No
     number, flags, first, after = _payload(data, at, HEADERS)
     if flags != END_HEADERS or not 0 < number <= MAX_WINDOW or not 0 < after - first <= max_block:
         return None
+    block = data[first:after]
+    opened = opened_by(data, after, number)
+    if opened:
+        after += UPDATE_BYTES
     same, flags, begin, stop = _payload(data, after, DATA)
     if same != number or flags | END_STREAM != END_STREAM or stop == begin:
         return None
     if flags:
-        return number, data[first:after], begin, stop, None, stop
+        return number, block, begin, stop, None, stop, opened
     same, flags, start, end = _payload(data, stop, HEADERS)
     if same != number or flags != LAST_HEADERS or end - start > max_block:
         return None
-    return number, data[first:after], begin, stop, data[start:end], end
+    return number, block, begin, stop, data[start:end], end, opened
+
+
+def opened_by(data: bytes, at: int, number: int) -> int:
+    """Return by how much the frame at *at* opens the window of a stream; 0 for another frame.
+
+    Args:
+        data: Frames.
+        at: Position of the frame.
+        number: The stream; 0 for the connection.
+    """
+    same, _, begin, end = _payload(data, at, WINDOW_UPDATE)
+    if same != number or end - begin != UPDATE_BYTES - HEAD_BYTES:
+        return 0
+    return int.from_bytes(data[begin:end], "big") & MAX_WINDOW
 
 
 def content(data: bytes, begin: int, stop: int) -> memoryview:
