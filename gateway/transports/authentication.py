@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 
 from gateway.api.access import Authenticator, Credentials, Fields, Peer
 from gateway.ir.context import Client
-from gateway.ir.errors import Unauthenticated
+from gateway.ir.errors import GatewayError, Unauthenticated
 from gateway.ir.identity import Identity
 from gateway.ir.limits import is_blank
 from gateway.transports.callers import IdentifiedCaller
@@ -57,7 +57,7 @@ class Authentication:
     def client(
         self, caller: IdentifiedCaller, fields: Fields, path: str, data: str = ""
     ) -> Client | Awaitable[Client]:
-        """Return the client of a request. Raises GatewayError.
+        """Return the client of a request. Raises GatewayError, with a client that has no name.
 
         Args:
             caller: The far end of the connection.
@@ -65,7 +65,11 @@ class Authentication:
             path: Its path or method.
             data: What frames carry instead of headers.
         """
-        found = self._authenticate(Credentials(fields, caller.peer, data, path in self._public))
+        try:
+            found = self._authenticate(Credentials(fields, caller.peer, data, path in self._public))
+        except GatewayError as error:
+            error.client = caller.unnamed(fields)
+            raise
         if isinstance(found, Identity):
             return caller.identified(fields, found)
         return _later(caller, fields, found)
@@ -99,7 +103,11 @@ class Authentication:
 
 
 async def _later(caller: IdentifiedCaller, fields: Fields, found: Awaitable[Identity]) -> Client:
-    return caller.identified(fields, await found)
+    try:
+        return caller.identified(fields, await found)
+    except GatewayError as error:
+        error.client = caller.unnamed(fields)
+        raise
 
 
 def challenge(error: Unauthenticated) -> str:

@@ -97,7 +97,6 @@ class CallIdentification:
         caller = _caller(connection)
         metadata = self._without_credentials(caller, head).metadata
         error.__traceback__ = None
-        error.client = caller.unnamed(head.metadata)
         error.metadata = text_metadata(metadata)
         error.request_id = metadata_request_id(metadata)
         method = self._methods.get(head.path)

@@ -681,7 +681,9 @@ class Exchange:
     def _identify(self, error: errors.GatewayError) -> None:
         """Add the client, the headers and the request id to *error*, as far as they are known."""
         headers, client = NO_HEADERS if self._head is None else self._head.headers, self._client
-        error.client = self._connection.client.caller.client(headers) if client is None else client
+        if error.client is None:
+            caller = self._connection.client.caller
+            error.client = caller.client(headers) if client is None else client
         error.metadata = self._visible().lowered
         error.request_id = header_request_id(headers)
 

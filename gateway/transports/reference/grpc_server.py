@@ -196,12 +196,8 @@ class GrpcServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio is not
         if self._authentication is None:
             return known, metadata
         caller = IdentifiedCaller(Peer(known.address, tuple(certificate_names(context))))
-        try:
-            found = self._authentication.client(caller, metadata, path)
-            client = found if isinstance(found, Client) else await found
-        except errors.GatewayError as error:
-            error.client = known
-            raise
+        found = self._authentication.client(caller, metadata, path)
+        client = found if isinstance(found, Client) else await found
         return client, self._authentication.visible(caller, metadata)
 
     async def _answer_unknown(self, _requests: object, context: Context) -> None:
