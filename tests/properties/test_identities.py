@@ -21,6 +21,7 @@ from gateway.access.clients import Clients
 from gateway.access.key_file import KeyFile
 from gateway.api.access import Fields, Peer
 from gateway.config.access import ClientConfig, ProxyConfig
+from gateway.ir.context import Client
 from gateway.ir.errors import GatewayError
 from gateway.ir.identity import Identity
 from gateway.transports.authentication import Authentication
@@ -119,12 +120,13 @@ def _outcome(
     authentication: Authentication, caller: IdentifiedCaller, fields: Fields, step: Step
 ) -> tuple[Any, ...]:
     path = "/health" if step.is_public else "/infer"
+    agent = next((value for name, value in fields if name.lower() == "user-agent"), "")
     try:
         found = authentication.client(caller, fields, path, step.data)
     except GatewayError as error:
+        assert error.client == Client(caller.peer.address, agent)
         return type(error), error.message
     assert not hasattr(found, "__await__")
-    agent = next((value for name, value in fields if name.lower() == "user-agent"), "")
     assert agent == found.agent
     return _shown(found.identity)
 
