@@ -88,7 +88,7 @@ class AccessControl(Gatekeeper):
         self._rules = self._sources.rules()
 
     def authenticator(self, listener: str, /) -> ListenerAuthenticator | None:
-        """Return what names the clients of a listener; None if nobody asks."""
+        """Add a listener, and return what names its clients; None if nobody asks."""
         mode = _modes(self._loaded.config)[listener]
         found = ListenerAuthenticator(listener, mode, self._rules, self._count)
         self._listeners[listener] = found

@@ -72,7 +72,10 @@ class HidingAuthenticator(Authenticator, Protocol):
     """An authenticator that reads headers which nothing behind it sees."""
 
     def hidden(self, peer: Peer, /) -> frozenset[str]:
-        """Return these headers of a connection, in lower case."""
+        """Return these headers of the request that *peer* sent last, in lower case.
+
+        The gateway asks after `authenticate`, which may keep them in `Peer.data`.
+        """
         ...
 
 

@@ -55,9 +55,10 @@ class Entries(NamedTuple):
     """The ways into the inner chain.
 
     Attributes:
-        questions: Handles every call.
+        questions: Handles every call, an inference too.
         inference: Handles an InferRequest, past the layers that do nothing for one.
-        plain: Handles an InferRequest with all names, datatypes, shapes and bytes.
+        plain: Handles an InferRequest that arrived with all names, datatypes, shapes and bytes
+            (`Origin.has_bytes`) and requests no outputs by name.
     """
 
     questions: Service

@@ -1,7 +1,8 @@
 """The interface of codecs, and of the `SPEC` that a protocol's package exports.
 
-A codec is seven pure functions between one protocol's wire messages and calls of the tensor IR.
-They do no I/O, read no clock and raise only `GatewayError`, whatever the bytes are.
+A codec is a table of pure functions, `Codec.calls`, between one protocol's wire messages and calls
+of the tensor IR; `Codec` looks calls up in it. They do no I/O, read no clock and raise only
+`GatewayError`, whatever the bytes are.
 """
 
 import abc

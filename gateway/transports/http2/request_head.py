@@ -27,18 +27,18 @@ class HttpStreamHead(Struct, frozen=True):
     """The head of a plain HTTP request on a stream.
 
     Attributes:
-        path: The path; no gRPC method has it.
+        path: That of no gRPC method: the content type decided. `head` has the path.
         length: Content-Length; None for none.
         method: In capitals.
         head: None for one that is refused.
         error: Why it is refused.
     """
 
-    path: str
     length: int | None
     method: str
     head: Head | None
     error: HttpError | None = None
+    path: ClassVar[str] = ""
     oversized: ClassVar[int] = 0
     http_status: ClassVar[int] = 200
 
@@ -72,9 +72,8 @@ def read_http_head(
     try:
         head = _read(name, pseudo, fields, limits)
     except HttpError as error:
-        return HttpStreamHead("", length, name, None, error.with_traceback(None))
-    # A path never names a gRPC method: which of the two it is was decided by the content type.
-    return HttpStreamHead("", length, name, head)
+        return HttpStreamHead(length, name, None, error.with_traceback(None))
+    return HttpStreamHead(length, name, head)
 
 
 def _forbidden(fields: Sequence[Field], pseudo: Mapping[bytes, bytes]) -> str | None:
