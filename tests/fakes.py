@@ -9,8 +9,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, TypeVar, cast
 
-import pytest
-
 from gateway.api.protocol import Codec
 from gateway.ir.bodies.streaming_body import BodySink
 from gateway.ir.calls import Call, InferResponse
@@ -214,12 +212,6 @@ class FrameByFrame(abc.ABC):
         self.on_data(stream, view, end=tail is None)
         if tail is not None:
             self.on_headers(stream, tail, end=True)
-
-    def body_room(self, _stream: Http2Stream) -> memoryview | None:
-        return None
-
-    def on_data_copied(self, _stream: Http2Stream, _size: int) -> None:
-        pytest.fail("nothing has room")
 
 
 async def settle() -> None:

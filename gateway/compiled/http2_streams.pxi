@@ -71,7 +71,7 @@ cdef class _StreamFields:
     cdef Py_ssize_t _last, _is_accepting, _max_streams, _read_block, _read_head, _table
     cdef Py_ssize_t _initial, _room, _is_paused, _has_shrunk, _out, _flood_budget, _open_streams, _remaining
     cdef Py_ssize_t _number, _owner, _stream_room, _stream_window, _left, _state, _expected, _waiting
-    cdef Py_ssize_t _unread, _written, _unsent
+    cdef Py_ssize_t _unread, _written, _unsent, _place
 
     def __cinit__(self):
         from functools import partial
@@ -112,12 +112,14 @@ cdef class _StreamFields:
         self._left, self._state = _offset(Http2Stream, "frame_bytes_left"), _offset(Http2Stream, "state")
         self._expected, self._waiting = _offset(Http2Stream, "expected_bytes"), _offset(Http2Stream, "waiting")
         self._unread, self._written = _offset(Http2Stream, "unread"), _offset(Http2Stream, "written")
+        self._place = _offset(Http2Stream, "place")
 
     cdef object _new(self, number, room, window, owner, state):
         """Return a stream; as `Http2Stream`."""
         stream = PyType_GenericAlloc(<PyTypeObject*><void*>self._stream, 0)
         _set_field(stream, self._number, number)
         _set_field(stream, self._owner, owner)
+        _set_field(stream, self._place, None)
         _set_field(stream, self._stream_room, room)
         _set_field(stream, self._stream_window, window)
         _set_field(stream, self._left, 0)

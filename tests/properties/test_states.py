@@ -136,11 +136,6 @@ class _Side:
         self.core.windows.consume(stream, len(view))
         self.core.windows.grant(stream, len(view))
 
-    def body_room(self, _stream: Http2Stream) -> memoryview | None:
-        return None
-
-    def on_data_copied(self, _stream: Http2Stream, _size: int) -> None: ...
-
     def on_reset(self, stream: Http2Stream, _code: int) -> bool:
         return True
 

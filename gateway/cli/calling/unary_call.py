@@ -101,13 +101,6 @@ class _Events:
         if end:
             self._end()
 
-    def body_room(self, _stream: Http2Stream) -> memoryview | None:
-        """Return None: a reply is small."""
-        return None
-
-    def on_data_copied(self, _stream: Http2Stream, _size: int) -> None:
-        """Do nothing: nothing is copied."""
-
     def on_reset(self, _stream: Http2Stream, _code: int) -> bool:
         self.has_ended = True
         return True

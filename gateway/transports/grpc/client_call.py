@@ -164,12 +164,12 @@ class ClientCall(Struct, eq=False):
         else:
             self._feed(view, end=end)
 
-    def body_room(self) -> memoryview | None:
+    def room(self) -> memoryview | None:
         """Return where the next data of a large response belong."""
         return None if self._reader is None else self._reader.room()
 
-    def on_data_copied(self, size: int) -> None:
-        """Handle data that were copied into `body_room`."""
+    def copied(self, size: int) -> None:
+        """Handle data that were copied into `room`."""
         assert self._reader is not None  # noqa: S101  # it has the room
         self._reader.advance(size)
         self._reserve(self._reader)
@@ -263,7 +263,7 @@ class ClientCall(Struct, eq=False):
 
     def release(self) -> None:
         """Detach the ended stream, which would otherwise be a reference cycle with the call."""
-        self.stream.owner = None
+        self.stream.owner = self.stream.place = None
         if self._growing is not None:
             self._growing.cancel()
         if self.stream.unread:
@@ -331,6 +331,7 @@ class ClientCall(Struct, eq=False):
             return
         if self._reader is None:
             self._reader = MessageReader(self.limit_bytes, self._head.coding)
+            self.stream.place = self
         reader = self._reader
         try:
             found = reader.feed(view)

@@ -221,15 +221,6 @@ class GrpcClientConnection(Http2Protocol):
         """Pass a part of a response to its call."""
         stream.owner.on_data(view, end=end)
 
-    def body_room(self, stream: Http2Stream) -> memoryview | None:
-        """Return where the next data of a large response belong."""
-        room: memoryview | None = stream.owner.body_room()
-        return room
-
-    def on_data_copied(self, stream: Http2Stream, size: int) -> None:
-        """Tell the call that its data were copied."""
-        stream.owner.on_data_copied(size)
-
     def on_writable(self, stream: Http2Stream) -> None:
         """Let a call send more of its request."""
         if stream.owner is not None:

@@ -169,10 +169,6 @@ class WaitingCall:
         """Keep a part of the request."""
         self._parts.append((view, end))
 
-    def body_room(self) -> memoryview | None:
-        """Return None: nothing is collected yet."""
-        return None
-
     def on_reset(self) -> bool:
         """End: the client has left."""
         self._leave()

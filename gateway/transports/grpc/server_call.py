@@ -183,15 +183,6 @@ class ServerCall:
         elif one and end:
             self._fail(errors.MalformedMessage("the call ended without a message"))
 
-    def body_room(self) -> memoryview | None:
-        """Return where the next data of a large message belong."""
-        return None if self._incoming is None else self._incoming.room()
-
-    def on_data_copied(self, size: int) -> None:
-        """Handle data that were copied into `body_room`."""
-        assert self._incoming is not None  # noqa: S101  # it has the room
-        self._incoming.copied(size)
-
     def on_writable(self) -> None:
         """Continue: the buffered response is written."""
         if self._sent is not None and not self._sent.done():

@@ -243,15 +243,6 @@ class GrpcServerConnection(Http2Protocol):
         else:
             self.core.windows.consume(stream, len(view))
 
-    def body_room(self, stream: Http2Stream) -> memoryview | None:
-        """Return where the next data of a large request belong."""
-        room: memoryview | None = None if stream.owner is None else stream.owner.body_room()
-        return room
-
-    def on_data_copied(self, stream: Http2Stream, size: int) -> None:
-        """Tell the call that its data were copied."""
-        stream.owner.on_data_copied(size)
-
     def on_reset(self, stream: Http2Stream, _code: int) -> bool:
         """End a call whose client left it."""
         owner: ServerCall | HttpStream | None = stream.owner

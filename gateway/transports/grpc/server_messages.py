@@ -96,6 +96,7 @@ class RequestMessages:
         self._on_failure = on_failure
         self._reader = MessageReader(limits.message_bytes, coding)
         self.room = self._reader.room
+        stream.place = self
         self._growing: asyncio.Task[None] | None = None
         self._arrived: asyncio.Future[None] | None = None
         self._received = 0
@@ -194,6 +195,7 @@ class RequestMessages:
 
     def close(self) -> None:
         """Release the memory. A second call does nothing."""
+        self._stream.place = None
         self._on_failure = _ignore  # it would be a reference cycle with the call
         self._reservation.close()
         if self._growing is not None:

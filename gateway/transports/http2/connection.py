@@ -77,12 +77,6 @@ class StreamEvents(Protocol):
     def on_data(self, stream: Http2Stream, view: memoryview, *, end: bool) -> None:
         """Handle data of a stream; *view* stays valid."""
 
-    def body_room(self, stream: Http2Stream) -> memoryview | None:
-        """Return where the next data of a large message belong; None to get it by `on_data`."""
-
-    def on_data_copied(self, stream: Http2Stream, size: int) -> None:
-        """Handle data of a stream, which were copied to where they belong."""
-
     def on_reset(self, stream: Http2Stream, code: int) -> bool:
         """Handle a reset stream. REFUSED_STREAM means that the peer has not processed it.
 
@@ -372,9 +366,10 @@ class Http2Connection:
 
     def room(self, stream: Http2Stream) -> memoryview | None:
         """Return where the next data of a large message belong, if there is a place."""
-        if stream.state in REMOTE_ENDED:
+        place = stream.place
+        if place is None or stream.state in REMOTE_ENDED:
             return None
-        room = self._receiver.body_room(stream)
+        room = place.room()
         expected = stream.expected_bytes
         return room if room is None or expected is None else room[:expected]
 
@@ -399,7 +394,8 @@ class Http2Connection:
         stream.frame_bytes_left = rest
         if stream.expected_bytes is not None:
             stream.expected_bytes -= size
-        self._receiver.on_data_copied(stream, size)
+        assert stream.place is not None  # noqa: S101  # it has the room
+        stream.place.copied(size)
 
     def on_content(self, stream: Http2Stream, view: memoryview, *, end: bool) -> None:
         """Handle a part of a stream."""

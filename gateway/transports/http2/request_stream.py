@@ -242,6 +242,7 @@ class HttpStream:
         if length is None:
             return await self._unknown_length(limits, held, pace)
         buffer = self._buffer = ReservedBuffer(length, held)
+        self._stream.place = self
         while True:
             while self._pieces:
                 if buffer.needs_memory:
@@ -360,7 +361,7 @@ class HttpStream:
         if stream.state is HALF_CLOSED_LOCAL:
             core.reset(stream, frames.NO_ERROR)  # nothing more of the request is wanted
             self._connection.flush_soon()
-        stream.owner = None
+        stream.owner = stream.place = None
         self.transport = None
         self._pieces.clear()
 
@@ -405,12 +406,12 @@ class HttpStream:
         if end or self._buffer is None or self._pieces or self._buffer.needs_memory:
             self._wake()
 
-    def body_room(self) -> memoryview | None:
+    def room(self) -> memoryview | None:
         """Return where the next data of the body belong, as far as memory is reserved."""
         return None if self._buffer is None or self._pieces else self._buffer.room()
 
-    def on_data_copied(self, size: int) -> None:
-        """Handle data that were copied into `body_room`."""
+    def copied(self, size: int) -> None:
+        """Handle data that were copied into `room`."""
         buffer = self._buffer
         assert buffer is not None  # noqa: S101  # it has the room
         self._received += size

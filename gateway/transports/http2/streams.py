@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from gateway.accelerator import accelerated
 from gateway.transports.http2 import frames
@@ -42,12 +42,23 @@ Each part fits the smallest frame limit that a peer may set.
 _TURN_BYTES: Final = 256 * 1024
 
 
+class MessagePlace(Protocol):
+    """Where the data of a large message are collected."""
+
+    def room(self) -> memoryview | None:
+        """Return where the next data belong; None where the owner gets them by `on_data`."""
+
+    def copied(self, size: int) -> None:
+        """Handle *size* bytes that were copied into `room`."""
+
+
 class Http2Stream:
     """One stream.
 
     Attributes:
         number: Its number on the wire.
         owner: The call that the stream belongs to.
+        place: Where it collects a message that arrives in pieces; None for nowhere.
         room: The window of the peer: how many bytes may be sent.
         window: The window of this side: how many bytes the peer may send.
         unread: Bytes that have arrived and that `owner` has not consumed.
@@ -68,6 +79,7 @@ class Http2Stream:
         "frame_bytes_left",
         "number",
         "owner",
+        "place",
         "room",
         "state",
         "tail",
@@ -86,6 +98,7 @@ class Http2Stream:
     def __init__(self, number: int, room: int, window: int, owner: Any) -> None:
         self.number = number
         self.owner = owner
+        self.place: MessagePlace | None = None
         self.room = room
         self.window = window
         self.frame_bytes_left = 0

@@ -11,17 +11,19 @@ from gateway.ir.errors import GatewayError
 from gateway.transports.contract import ServerLimits
 from gateway.transports.grpc.server_messages import RequestMessages
 from gateway.transports.http2.flood_control import FloodBudget
+from gateway.transports.http2.streams import Http2Stream
 from gateway.transports.memory_budget import MemoryBudget
 from gateway.transports.reservation import BODY_PATIENCE_S, Reservation
 
 EMPTY = bytes(5)
+STREAM = Http2Stream(1, 0, 0, None)
 
 
 def test_unread_messages_do_not_keep_received_buffers() -> None:
     """A small message is copied, so that its received buffer of 64 KiB can be freed."""
-    unused = cast("Any", None)  # complete messages need neither a connection nor a stream
+    unused = cast("Any", None)  # complete messages need no connection
     reservation = Reservation(MemoryBudget(1 << 20), 0.0)
-    found = RequestMessages(unused, unused, "", ServerLimits(), reservation, unused, 0.0)
+    found = RequestMessages(unused, STREAM, "", ServerLimits(), reservation, unused, 0.0)
     message = b"\0\0\0\0\3abc"
     for received in (EMPTY + bytes(65_000), message + bytes(65_000)):
         found.feed(memoryview(received)[: 5 + received[4]], end=False)
@@ -34,7 +36,7 @@ def test_a_message_that_fills_its_buffer_is_not_copied() -> None:
     """It is a view of the received buffer."""
     unused = cast("Any", None)
     reservation = Reservation(MemoryBudget(1 << 20), 0.0)
-    found = RequestMessages(unused, unused, "", ServerLimits(), reservation, unused, 0.0)
+    found = RequestMessages(unused, STREAM, "", ServerLimits(), reservation, unused, 0.0)
     received = b"\0" + (1000).to_bytes(4, "big") + bytes(1000)
     found.feed(memoryview(received), end=True)
     assert received is found.messages[0].view.obj

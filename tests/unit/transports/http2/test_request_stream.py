@@ -54,13 +54,13 @@ class Body(HttpStream):
 def send(body: Body, stream: Http2Stream, at: int, *, is_copied: bool) -> int:
     """Send as much as the window of the client allows, from *at*; return the position after it."""
     size = min(stream.window, SIZE - at)
-    room = body.body_room() if is_copied else None
+    room = body.room() if is_copied else None
     stream.window -= size
     if room is None or at + size == SIZE:
         body.on_data(memoryview(CONTENT)[at : at + size], end=at + size == SIZE)
     else:
         room[:size] = CONTENT[at : at + size]
-        body.on_data_copied(size)
+        body.copied(size)
     return at + size
 
 
