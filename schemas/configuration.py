@@ -63,14 +63,17 @@ example for each use, and `gateway schema` prints the JSON Schema for editors.
   their content cannot add keys.
 
 In the paths below, `[]` stands for an entry of a list, and `NAME` for a name of your choice. A
-default that shows the kind of its value stands alone, and so does a kind without a default. An
-object without a default has those of its keys.
+default that shows the kind of its value stands alone, and so does a kind without a default. A list
+is then empty, and an object has the defaults of its keys. An **integer** is at least 1, unless its
+row says otherwise.
 """
 
 # A section with so many keys of another one refers to them.
 SAME_KEYS = 4
 # An object with at most so many plain keys is a part of the table that has its key.
 FEW_KEYS = 3
+# The least value of most integers, which the introduction names once.
+LEAST_INTEGER = 1
 # Kinds that a default shows, such as `64MiB`.
 _SHOWN = frozenset({"boolean", "duration", "integer", "number", "size"})
 _LITERAL = re.compile(r"`[^`]+`")
@@ -280,8 +283,11 @@ def _row_text(path: str, key: str, section: Section, sections: Mapping[str, Sect
 
 
 def _value_text(kind: str, default: str) -> str:
-    """Return the kind of a value and its default, which alone stands where it shows the kind."""
-    if not default or (default == "none" and "object" not in kind):
+    """Return the kind of a value and its default, which alone stands where it shows the kind.
+
+    The introduction of the page has the default of a list without one.
+    """
+    if default in ("", "`[]`") or (default == "none" and "object" not in kind):
         return kind
     if kind in _SHOWN and _LITERAL.fullmatch(default):
         return default
@@ -320,7 +326,7 @@ def _plain_type_text(found: Mapping[str, Any], sections: Mapping[str, Section]) 
         kind = f"map of {_type_text(values, sections)}" if values else "map"
     elif least is not None and most is not None:
         kind += f", {least} to {most}"
-    elif least is not None:
+    elif least is not None and (kind, least) != ("integer", LEAST_INTEGER):
         kind += f" ≥ {least}"
     return kind
 
