@@ -32,15 +32,14 @@ GET gets. Errors are JSON: `{"error": "..."}`. A path that is not here is 404, a
 CONCLUSION = """\
 A token is sent as `authorization: Bearer TOKEN`, or as the password of `Basic`. A wrong token is
 401, and so is a missing one where a token is configured. All else that is refused is 403, and so is
-a role that the token lacks. Without `admin.tokens`, `admin.local` and `admin.open`, a missing token
-of `operate` is 403.
+a missing token of `operate` without `admin.tokens`, `admin.local` and `admin.open`.
 
 `admin.token` has all roles; `operate` and `migrate` include `read`. Requests of this machine
 without a token have the roles of `admin.local`. If one of `admin.tokens`, `admin.local` and
 `admin.open` is set, other machines need a token for all but the pages of `admin.open`, and
 `/status` and the verdict need the role `read` unless they are there.
 
-The body of a command of a cut-over may have `at_step`, the step that is expected.
+A command of a cut-over may have `at_step`, the step that is expected, in its body.
 """
 CHECKS = (
     ("who may ask", "what is checked"),

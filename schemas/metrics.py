@@ -27,8 +27,8 @@ INTRODUCTION = """\
 `/metrics` of the admin port publishes these metrics in the Prometheus text format. Labels are names
 of the configuration. A model of a client is a label once a target has served it.
 
-All are counters, unless the table says otherwise. A histogram `NAME` has the series `NAME_bucket`,
-`NAME_sum` and `NAME_count`. Layers and extensions of installed packages may add further ones.
+All are counters, unless the table says otherwise. Layers and extensions of installed packages may
+add further ones.
 
 ## The gateway
 """

@@ -48,11 +48,11 @@ class Page:
     """A page of HTML.
 
     Attributes:
-        template: File of a Jinja template, as seen from the folder of the module that has the
-            route's `handle`, or from the folder above: "certificates/page.html". It extends
-            `base.html`, and everything is escaped.
-        values: What the template shows. `title` is the heading, and `page` the path in the menu;
-            they default to those of the route.
+        template: File of a Jinja template, from the folder of the module that has the route's
+            `handle`, or the folder above: "certificates/page.html". It extends `base.html`, and
+            everything is escaped.
+        values: What the template shows. `title` and `page`, the path in the menu, default to those
+            of the route.
         status: The HTTP status.
     """
 

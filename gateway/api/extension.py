@@ -299,7 +299,7 @@ class Extension:
         layers: The layers of an extension of the gateway itself, in the order of calls. A package
             has entry points of the group `gateway.layers`.
         recorded_calls: What tries a loaded model with recorded calls, as "package.module:function";
-            "" for nothing. See `routing.rolling.settings.Trial`.
+            "" for nothing.
     """
 
     name: str

@@ -26,8 +26,7 @@ Chain = Literal["listener", "route", "target", "upstream", "endpoint", "model", 
 class Calls(enum.Enum):
     """The calls that a layer is for; others pass it without a frame.
 
-    An InferRequest without a stream takes an entry of its own into a chain. INFERENCE is that
-    request and `StreamInferRequest`.
+    INFERENCE is `InferRequest` and `StreamInferRequest`.
     """
 
     ALL = "all"

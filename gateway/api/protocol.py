@@ -181,12 +181,12 @@ class Codec(abc.ABC, Generic[Q, A]):
         name: Such as "oip.http"; also the codec name of every origin that it creates.
         needs: What it cannot write a call without; a policy adds that before `encode_call`.
         prefers_single_reply: An upstream is first asked for a single reply to a stream request,
-            because its streams carry less; a decoupled model is then asked for a stream.
+            because its streams carry less.
         only_known_models: An upstream gets inferences of models only that it knows.
         max_rows: Most rows of one inference; larger ones are divided. None for no limit.
         dialect: How the server of an upstream differs from others, for `ModelMetadata`.
-        whole: The form of the messages that pass as they came between a client's and an upstream's
-            codec with the same one; "" where an option changes what they say.
+        whole: The form of messages that pass as they came between two codecs with the same one; ""
+            where an option changes what they say.
         messages: How these messages pass; None where none do.
     """
 
@@ -578,8 +578,8 @@ class HttpBinding:
     """A protocol over HTTP: its codec, and the paths that it serves on a listener.
 
     Attributes:
-        path_option: The option that the path of an upstream's URL sets, where it replaces the
-            protocol's own paths or their beginning; "" where it is a prefix of these paths.
+        path_option: The option that the path of an upstream's URL sets; "" where it is a prefix of
+            the protocol's own paths.
         sets_root_path: The path "/" sets that option too; otherwise it is no path.
         root: It serves the path "/" where nothing else claims it.
         public: Paths below these that ask for the health of the server.
@@ -587,9 +587,9 @@ class HttpBinding:
             path that another protocol of the listener claims, too. The codec of a listener gets
             those `SHARED` ones that another protocol yields, as the option `shared`.
         quota_headers: Further headers that tell its clients of quotas; None for none.
-        request_headers: Headers that its clients send, in lower case, which web pages of other
-            origins may send, too; besides those of all protocols.
-        response_headers: Headers of its responses, in lower case, which these pages may read.
+        request_headers: Headers that web pages of other origins may send, in lower case, besides
+            those of all protocols.
+        response_headers: Headers of responses that these pages may read, in lower case.
     """
 
     codec: Callable[[MessageLimits, Options], Codec[HttpRequest, HttpResponse]]
@@ -826,8 +826,8 @@ class ProtocolSpec:
         page: Its page: a file in docs/protocols, or a URL.
         options: Checks a mapping of options and returns it; raises ValueError, which names the key.
         resolve_dialect: Completes an upstream's options by the name in its server's metadata, ""
-            when it has none.  None where all servers of the protocol behave alike.  Options that
-            it does not change need no request to the server.
+            when it has none. None where all servers behave alike.  Options that it does not change
+            need no request to the server.
         classifies: Its servers compute classes of outputs; None: some of them do.
         has_model_keys: Requests name a model by one text, which may contain a version:
             "name-version".
@@ -835,22 +835,21 @@ class ProtocolSpec:
             a model; "" for none.
         extension_status: Returns the extensions that a listener's options enable, and the others.
             None for a protocol without extensions.
-        defects: What requests can do to its servers.
-        example: Returns a command to try, from the URL of a listener (`http://HOST:PORT`) and a
-            model; "" for no model.  None for no command over HTTP.
+        defects: What requests can do to its servers, for `cancellation: auto` and `weaknesses` in
+            `/status`.
+        example: Returns the command of the log line `try`, from the URL of a listener
+            (`http://HOST:PORT`) and a model; "" for no model.  None for no command over HTTP.
         one_process: Values of a listener's options that need `workers: 1`.
-        process_options: Returns options that YAML has not, from the number of a worker (1 to count)
-            and the count of workers.  Called once in a process; all its listeners get them.
+        process_options: Returns options that YAML has not, from the number of a worker, from 1, and
+            the count of workers.  Called once in a process; all its listeners get them.
         sidecar: What `gateway serve --upstream` sets.
-        own_posts: Returns the patterns of paths outside of the protocol that clients of a server
-            POST to, by the name of the server.
+        own_posts: Returns the default of `passthrough.post`, by the name of a server.
         declaration: Checks what the configuration declares of a model for the protocol, and returns
             it; it is in `ModelMetadata.declarations`.  Raises ValueError, or `OptionError` with
             the key.  None for a protocol that needs to be told nothing.
         platform: The platform whose containers speak the protocol; None for none.
-        varying: Members of replies that differ from call to call, such as ids and times: `id`, or
-            `meta.puid` within another one. Lists are passed through. Replies whose messages are
-            compared as a whole are compared without them.
+        varying: Members of replies that differ from call to call, such as `id`, or `meta.puid`
+            within another one. Lists are passed through. Whole messages are compared without them.
     """
 
     name: str

@@ -104,8 +104,8 @@ class CertificatesConfig(Model):
     """Client certificates, which name clients by their `certificates`."""
 
     unlisted: Literal["refuse", "accept"] = "refuse"
-    """What happens to certificates of no client in `clients`: they count as none, or the client
-    is called `cert:` and the first name of the certificate. Default: `refuse`."""
+    """What happens to certificates of no client in `clients`: they count as none, or the client is
+    called `cert:` and their first name. Default: `refuse`."""
 
 
 class ProxyConfig(Model):
@@ -144,8 +144,8 @@ class SecurityConfig(Model):
     """Who may call, and checks that the gateway applies to its own configuration."""
 
     strict: bool = False
-    """Refuse to start with what is not safe, such as a listener beyond this machine without TLS;
-    the page on security has the list. Default: `false`, which warns."""
+    """Refuse to start with what is not safe. The page on security has the list. Default: `false`,
+    which warns."""
     keys: KeysConfig | None = None
     """API keys, in a header, as a bearer token or as a `Basic` password. Default: none."""
     jwt: tuple[JwtConfig, ...] = ()

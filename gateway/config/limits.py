@@ -13,10 +13,7 @@ from gateway.settings.model import Model
 
 
 class ServerLimitsConfig(Model):
-    """Limits of a listener: connections, requests, bytes and times.
-
-    Each applies separately to the HTTP server, the gRPC server and each stream, in each worker.
-    """
+    """Limits of a listener, for its HTTP server, gRPC server and each stream, in each worker."""
 
     message_bytes: Size | None = None
     """Largest body or message, both compressed and decompressed. Default: `64MiB`."""
@@ -24,8 +21,8 @@ class ServerLimitsConfig(Model):
     """Largest ratio of decompressed to compressed size, against compression bombs. Default:
     `200`."""
     decompressed_elements: int | None = Field(None, ge=1)
-    """BYTES elements, and texts and lists of JSON, of a compressed message besides one for each
-    compressed byte. 128 bytes of other JSON count as one. Default: `4096`."""
+    """BYTES elements, and texts and lists of JSON, of a compressed message besides one for each of
+    its bytes. 128 bytes of other JSON count as one. Default: `4096`."""
     header_field_bytes: Size | None = None
     """Largest HTTP/1 header field. Default: `64KiB`."""
     header_total_bytes: Size | None = None
@@ -41,8 +38,8 @@ class ServerLimitsConfig(Model):
     """Most of one client address. `0` means as many as `connections`, or seven eighths if that
     is `0`. Default: `0`."""
     requests_in_flight: int | None = Field(None, ge=1)
-    """Most requests that are processed at the same time. Others wait in a queue. Default: what
-    `in_flight_bytes` allows, with 16 KiB for each."""
+    """Most requests at the same time. Others wait in a queue. Default: what `in_flight_bytes`
+    allows, with 16 KiB for each."""
     requests_per_address: int | None = Field(None, ge=1)
     """Requests that no other client address, or connection of a unix socket, delays. It may have
     more while places are free. Default: a quarter of `requests_in_flight`, else 64."""
@@ -56,8 +53,8 @@ class ServerLimitsConfig(Model):
     """Most concurrent streams of an HTTP/2 connection, and requests of a brpc one. Default:
     `1024`."""
     connection_age: Duration | None = None
-    """Age, varied by 10 %, at which a gRPC connection is closed after its calls, so that clients
-    spread over replicas. Default: `1h`."""
+    """Age, varied by 10 %, at which a gRPC connection ends after its calls, so that clients spread
+    over replicas. Default: `1h`."""
     header_timeout: Duration | None = None
     """Longest time of a TLS handshake, and of a header section from its first byte. Default:
     `10s`."""
@@ -75,11 +72,10 @@ class ServerLimitsConfig(Model):
     """Most requests that an HTTP/1 or GraphPipe connection sends ahead of their responses.
     Default: `16`."""
     stream_requests: int | None = Field(None, ge=1)
-    """Most messages of a bidirectional gRPC stream that are processed at the same time. Default:
-    `64`."""
+    """Most messages of a bidirectional gRPC stream at the same time. Default: `64`."""
     cut_through_bytes: Size | None = None
-    """Size of the missing part from which a body of binary tensors that need no conversion is
-    forwarded while it arrives. `0` receives every body first. Default: `2MiB`."""
+    """Missing bytes from which on a body of binary tensors is forwarded while it arrives, if
+    nothing in it changes. `0` receives every body first. Default: `2MiB`."""
     # Retired keys, see retired.py.
     decompressed_ratio_floor_bytes: Size | None = None
     header_line_bytes: Size | None = None
@@ -157,7 +153,7 @@ class MessageLimitsConfig(Model):
 
 
 class ClientLimitsConfig(Model):
-    """Limits of an upstream. They apply separately to each worker and to each of its addresses."""
+    """Limits of an upstream, for each of its addresses in each worker."""
 
     message_bytes: Size | None = None
     """Largest response, both compressed and decompressed. Default: `64MiB`."""

@@ -125,8 +125,8 @@ class ListenerConfig(Model):
     """Whose name and version server metadata have: those of the gateway, or of the first
     upstream in the file that has told them. Default: `gateway`."""
     transport: Literal["reference", "native"] = "native"
-    """Implementation of HTTP and gRPC. `native` is the gateway's own. `reference` uses aiohttp
-    and grpcio, bounds less, and needs several times the CPU. Default: `native`."""
+    """Implementation of HTTP and gRPC: the gateway's own, or aiohttp and grpcio, which bound less
+    and need several times the CPU. Default: `native`."""
     tls: TlsConfig | None = None
     """TLS of its TCP sockets. Default: none."""
     authentication: Annotated[Literal["required", "optional", "off"] | None, OFF_OR_FALSE] = None
@@ -167,18 +167,18 @@ class ListenerConfig(Model):
 
 
 class ProbeConfig(Model):
-    """How the gateway checks whether each address of an upstream is ready."""
+    """How the gateway checks whether an address of an upstream is ready."""
 
     interval: Duration = Field(5.0, gt=0)
-    """Time between two probes of a ready address; others are probed every 500 ms, or as often if
-    that is less. Default: `5s`."""
+    """Time between two probes of a ready address; others are probed at least every 500 ms. Default:
+    `5s`."""
     timeout: Duration = Field(2.0, gt=0)
-    """Longest time of a probe. A ready address that is slower three times in a row is not ready.
-    A server that runs one request at a time needs more than its slowest request. Default: `2s`."""
+    """Longest time of a probe. Three slower ones in a row make an address not ready. A server that
+    runs one request at a time needs more than its slowest request. Default: `2s`."""
     headers: Mapping[FieldName, HeaderValue] = Field(default_factory=dict, repr=False)
     """Headers or gRPC metadata of probes and requests for readiness, metadata, configuration and
-    index, besides `headers`, of which one of the same name is replaced: for a server whose
-    health is behind a key. Clients get such replies without the key. Default: none."""
+    index, besides `headers`, of which they replace those of the same name. Clients get such replies
+    without a key. Default: none."""
 
 
 class UpstreamConfig(Model):
@@ -211,15 +211,15 @@ class UpstreamConfig(Model):
     """What clients read of the errors of the server. `brief` leaves failures of models and names of
     classes to the log. Default: `full`."""
     cancellation: Literal["auto", "forward", "withhold"] = "auto"
-    """What happens to a gRPC call that its client has left, or whose deadline has passed.
-    `forward` cancels it at the server. `withhold` lets it end, and drops the reply. `auto`
-    withholds before Triton below 2.59, which cancelled calls end, and before unknown versions.
-    `transport: reference` always forwards. Default: `auto`."""
+    """What happens to a gRPC call that its client has left, or whose deadline has passed. `forward`
+    cancels it at the server. `withhold` drops its reply. `auto` withholds before Triton below 2.59,
+    which cancelled calls end, and before unknown versions. `transport: reference` always forwards.
+    Default: `auto`."""
     hand_over: Annotated[Literal["auto", "off"], OFF_OR_FALSE] = "auto"
     """Whether inputs from 64 KiB on, and outputs whose shape is configured, go to and from a server
     of Open Inference in shared memory. `auto` does that for Triton from 2.51 on, at a loopback
-    address or a unix socket, if it can open the files of the gateway in `/dev/shm`. `status` says
-    why it does not. Default: `auto`."""
+    address or a unix socket, if it can open files of the gateway. `/status` says why it does not.
+    Default: `auto`."""
     probe: ProbeConfig = ProbeConfig()
     """Readiness probes of each address."""
     metrics: Names = ()
@@ -297,14 +297,14 @@ class ModelConfig(Model):
     options: Mapping[str, Any] = Field(default_factory=dict)
     """Options of the backend, such as `device: auto`. Default: none."""
     protocols: Mapping[str, Mapping[str, Any]] = Field(default_factory=dict)
-    """What protocols without tensors must know about the model, by protocol. The page of the
-    protocol has the keys. Default: what its metadata say."""
+    """What protocols without tensors must know about the model, by protocol, whose page has the
+    keys. Default: what its metadata say."""
 
 
 class ReloadConfig(Model):
-    """What lets the gateway read its configuration file again.
+    """When the gateway reads its configuration file again.
 
-    SIGHUP and `POST /reload` on the admin port always do. Some keys need a restart.
+    SIGHUP and `POST /reload` always do that. Some keys need a restart.
     """
 
     watch: bool = False
@@ -328,7 +328,7 @@ class LifecycleConfig(Model):
     """Routes that must be ready for the gateway to be: one, all, or each of a list of names.
     Liveness never depends on upstreams. Default: `any`."""
     pre_stop: Duration = 5.0
-    """Time after SIGTERM in which the gateway is not ready and still serves, so that load
+    """Time after SIGTERM in which the gateway still serves, but is not ready, so that load
     balancers remove it. SIGINT skips it. Default: `5s`."""
     reload: ReloadConfig = ReloadConfig()
     """When the configuration is read again."""
@@ -340,7 +340,7 @@ class LifecycleConfig(Model):
     again. `0s` kills none. Default: `30s`."""
     hand_over: bool = False
     """Whether another gateway with this setting, of the same user, may listen on the same
-    addresses, so that the next release takes over before this one stops. Default: `false`."""
+    addresses, such as the next release. Default: `false`."""
 
 
 class StateConfig(Model):
@@ -391,13 +391,13 @@ class Config(Model):
     state: StateConfig | None = None
     """Files that the gateway keeps across restarts. Default: none."""
     in_flight_bytes: Size | None = None
-    """Most bytes of requests and responses in the memory of a worker, with 16 KiB more for each
-    request. Responses, and requests of clients that hold less than 1/64 of it, may exceed it by
-    a quarter. Default: 512 MiB, or 40 % of the memory limit of the cgroup if that is less,
-    divided by the workers."""
+    """Most bytes of requests and responses in a worker, with 16 KiB more for each request.
+    Responses, and requests of clients that hold less than 1/64 of it, may exceed it by a quarter.
+    Default: 512 MiB, or 40 % of the memory limit of the cgroup if that is less, divided by the
+    workers."""
     hand_over_bytes: Size | None = None
-    """Largest number of bytes in `/dev/shm` in which a worker hands tensors over to servers on this
-    machine, in parts of up to 32 MiB. Default: a quarter of `in_flight_bytes`."""
+    """Most bytes in `/dev/shm` in which a worker hands tensors over to servers on this machine, in
+    parts of up to 32 MiB. Default: a quarter of `in_flight_bytes`."""
     hand_over_group: str = ""
     """Name or number of a group of the gateway, whose users may also open these files. Without it
     Triton runs as root or as the user of the gateway. Default: `""`."""

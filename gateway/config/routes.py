@@ -58,7 +58,7 @@ class TargetConfig(Model):
 
 
 class PoliciesConfig(Model):
-    """Timeouts, retries and concurrency of every route. A route may override some of them."""
+    """Timeouts, retries and concurrency of every route, which may override some of them."""
 
 
 class RouteConfig(Model):
@@ -71,9 +71,9 @@ class RouteConfig(Model):
     targets: tuple[TargetConfig, ...] = Field(min_length=1)
     """Where each call goes, by weight. At least one weight is above 0."""
     sequence_ids: Literal["checked", "text"] = "checked"
-    """What happens to a sequence id that is text, if the upstream does not show the
-    configuration of the model. `checked` refuses it. `text` forwards it, with which a client can
-    end a Triton server whose model has numbers as ids. Default: `checked`."""
+    """What happens to a sequence id that is text, if the upstream does not show the configuration
+    of the model. `checked` refuses it. `text` forwards it, which can end a Triton whose model has
+    numbers as ids. Default: `checked`."""
 
     @model_validator(mode="after")
     def _check_weights(self) -> RouteConfig:

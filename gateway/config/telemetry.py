@@ -40,12 +40,11 @@ class LogConfig(Model):
     format: Literal["auto", "console", "json"] = "auto"
     """Form of a line. Default: `auto`: `console` on a terminal, else `json`."""
     calls_per_second: int = Field(100, ge=0)
-    """Most lines per second about calls that succeed, over all workers, and as many about
-    others. The line after a gap counts the omitted ones in `skipped`. `0` logs no calls.
-    Default: `100`."""
+    """Most lines per second about calls that succeed, over all workers, and as many about others.
+    `skipped` of a line counts those omitted before it. `0` logs no calls. Default: `100`."""
     server_errors: Literal["brief", "full"] = "brief"
     """How much of error texts of servers, which may quote clients, is in log lines, spans, the
-    status and pages. `brief`: the first 120 characters, after `server said:`. Default: `brief`."""
+    status and pages. `brief`: the first 120 characters. Default: `brief`."""
     access: AccessLogConfig | None = None
     """A file with a line for each call and rejected request, which `calls_per_second` does not
     limit. Default: none."""
@@ -55,9 +54,8 @@ class MetricsConfig(Model):
     """Settings of the metrics."""
 
     compat: tuple[Literal["triton"], ...] = ()
-    """Servers whose metric names are published too: what Triton has of each model,
-    `nv_inference_*` and `nv_cache_*_per_model`, for its dashboards and autoscalers. Default:
-    `[]`."""
+    """Servers whose metric names are published too: of Triton `nv_inference_*` and
+    `nv_cache_*_per_model`. Default: `[]`."""
     orca: bool = False
     """Whether responses tell the load of the gateway to those who ask by the header
     `endpoint-load-metrics-format`, as ORCA. Default: `false`."""
@@ -69,7 +67,7 @@ class OtlpConfig(Model):
     """Export to a collector of OpenTelemetry. It needs the extra `otel`.
 
     The variables `OTEL_*` of the environment configure the rest, such as
-    `OTEL_EXPORTER_OTLP_ENDPOINT` and `OTEL_EXPORTER_OTLP_PROTOCOL`.
+    `OTEL_EXPORTER_OTLP_ENDPOINT`.
     """
 
     traces: bool = False

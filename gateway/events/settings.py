@@ -91,8 +91,8 @@ class EventSinkConfig(Model):
     concurrency: int = Field(8, ge=1, le=1024)
     """Most attempts at the same time. Default: `8`."""
     outbox_bytes: Size = Field(64 * _MIB, ge=1)
-    """Bytes of calls that may wait for the sink, in all workers together. Further ones are
-    dropped, with the reason `outbox`. Default: `64MiB`."""
+    """Bytes of calls that may wait for the sink, in all workers. Further ones are dropped. Default:
+    `64MiB`."""
     batch: EventBatchConfig = EventBatchConfig()
     """Size and age of objects."""
     format: Literal["parquet", "jsonl"] = "parquet"

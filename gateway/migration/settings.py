@@ -271,8 +271,7 @@ class CutoverConfig(Model):
     """Directory of its files. `coordinate: file` needs it, shared by all; `kubernetes` has none.
     Default: `cutover` in `state.directory`."""
     guards: GuardsConfig = GuardsConfig()
-    """Limits that the cut-over keeps, and `gateway replay`, `gateway diff` and `gateway report`
-    judge."""
+    """Limits of the new server."""
 
     @model_validator(mode="after")
     def _check_steps(self) -> CutoverConfig:
@@ -306,7 +305,7 @@ class SampleConfig(Model):
 
 
 class MirrorConfig(Model):
-    """How the calls are put to the other target. No client waits for that."""
+    """How the calls are put to the other target, while no client waits."""
 
     timeout: Duration | None = Field(None, gt=0)
     """Longest time of a shadow call. Default: twice that of the client's call, 1 s to 10 s."""

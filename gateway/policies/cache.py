@@ -75,8 +75,8 @@ class CacheConfig(Model):
     """How long a response is used. Default: `60s`."""
     apart: Literal["none", "group", "client"] = "none"
     """Who never gets another's response: clients of different groups, or different clients.
-    `client` also hides by the time of a response what others have sent. Default: `none`, which
-    shares all."""
+    `client` also hides what others have sent, which the time of a response tells. Default: `none`,
+    which shares all."""
 
 
 CACHE: Final = Setting[CacheConfig | None](

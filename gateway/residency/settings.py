@@ -129,8 +129,8 @@ class ResidencyConfig(Model):
 
 
 _HELP: Final = (
-    "Models that calls load, where the server has less memory than models. It needs model "
-    "control, such as Triton's mode `explicit`. Default: none."
+    "Models that calls load. It needs model control, such as Triton's mode `explicit`. Default: "
+    "none."
 )
 _LOCAL_HELP: Final = (
     "Models of the gateway itself that calls load, with the keys of an upstream's. Default: "

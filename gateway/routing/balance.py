@@ -37,9 +37,12 @@ STICKY_BY: Final = Setting[str | None](
     key="sticky_by",
     type=CallKey | None,
     default=None,
-    help="Key whose calls always go to the same target: `client` for the client's name, "
-    "`address` for its IP address, `model`, or `header:NAME`. Weights decide about keys, "
-    "and about calls without the header. Default: each call goes by weight.",
+    help=(
+        "Key whose calls always go to the same target: `client` for the client's name, `address` "
+        "for its IP address, `model`, or `header:NAME`. Weights decide about keys, and about calls "
+        "without the header. "
+        "Default: each call goes by weight."
+    ),
     places=("route",),
 )
 

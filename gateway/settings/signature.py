@@ -23,7 +23,7 @@ class TensorConfig(Model):
 
 
 class SignatureConfig(Model):
-    """Metadata of a model, for servers that report none or report it wrong.
+    """Metadata of a model, for servers that report none or wrong ones.
 
     The keys replace parts of what the server reports; one is required. With both `inputs` and
     `outputs` the gateway needs no metadata of the server.

@@ -183,17 +183,15 @@ def test_wrong_citations_are_found() -> None:
 
 
 def test_pages_name_each_protocol_and_carrier() -> None:
-    """The forms of messages, and the schemes of URLs, of the registry."""
-    usage, migration, key = (
-        (ROOT / "docs" / name).read_text("utf-8")
-        for name in ("usage.md", "migration.md", "configuration.md")
+    """The schemes of URLs of the registry."""
+    usage, key = (
+        (ROOT / "docs" / name).read_text("utf-8") for name in ("usage.md", "configuration.md")
     )
     row = next(line for line in key.splitlines() if line.startswith("| `url` | URL | Proto"))
     for name in PROTOCOLS:
         assert f"`{name}`" in row or f"`{name}+" in row
         for carrier in protocol(name).carriers:
             assert f"`{name}+{carrier}`" in usage
-            assert f"`{name}.{carrier}`" in migration
 
 
 def test_sentences_are_found_in_tables_and_lists() -> None:

@@ -27,7 +27,7 @@ ROUTE_IN_FLIGHT: Final = Setting[int | None](
     key="in_flight",
     type=Annotated[int, Field(ge=1)] | None,
     default=None,
-    help="Most inferences that are processed at the same time. Default: `policies.in_flight`.",
+    help="Most inferences at the same time. Default: `policies.in_flight`.",
     places=("route",),
 )
 QUEUED: Final = Setting[int](

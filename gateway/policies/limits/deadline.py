@@ -22,9 +22,9 @@ TIMEOUT: Final = Setting[float](
     type=Duration,
     default=60.0,
     help=(
-        "Longest time until the response, or the first one of a stream, with the wait in "
-        "queues. A client may ask for less. `0s` sets no limit. Loads and unloads of models "
-        "have none. Default: `60s`."
+        "Longest time until the response, or the first one of a stream, queues included. A client "
+        "may ask for less. `0s` sets no limit. Loads and unloads of models have none. Default: "
+        "`60s`."
     ),
     places=("policies",),
 )

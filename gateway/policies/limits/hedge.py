@@ -55,7 +55,7 @@ HEDGE: Final = Setting[HedgeConfig | None](
     key="hedge",
     type=HedgeConfig | None,
     default=None,
-    help=("Second attempts of slow calls. They need `retry: {idempotent: true}`. Default: none."),
+    help="Second attempts of slow calls, with `retry: {idempotent: true}`. Default: none.",
     places=("route",),
 )
 

@@ -62,11 +62,11 @@ class RetryConfig(Model):
     """Longest pause before the first retry; each is a random time. It doubles with each retry,
     up to ten times as much. Default: `25ms`."""
     budget: float = Field(0.2, ge=0, le=1)
-    """Most concurrent retries, as a share of the calls in flight; of calls that may have run
-    also of those of the last seconds. Three are always allowed. Calls that one server refuses
-    and another serves need none. `0` switches retries off. Default: `0.2`."""
+    """Most concurrent retries, as a share of the calls in flight; of calls that may have run also
+    of those of the last seconds. Three are always allowed. Calls that another server serves after a
+    refusal need none. `0` switches retries off. Default: `0.2`."""
     idempotent: bool = False
-    """Your word that repeated calls have no further effect. Every reason but `unsent` and
+    """Whether repeated calls have no further effect. Every reason but `unsent` and
     `connect_failure` needs it. Default: `false`."""
     # Retired keys, see retired.py.
     elsewhere: bool = True

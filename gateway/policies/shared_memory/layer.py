@@ -14,15 +14,15 @@ from gateway.settings.setting import Setting
 
 
 class SharedMemoryConfig(Model):
-    """Tensors that clients pass in shared memory. `shared_memory: map` is short for `{mode: map}`.
+    """Tensors in shared memory. `shared_memory: map` is short for `{mode: map}`.
 
-    Clients reach every segment that `keys` allows and that the gateway, or the upstream, can open.
+    Clients reach every segment that `keys` allows and the gateway, or the upstream, can open.
     """
 
     mode: Annotated[Literal["off", "forward", "map"], OFF_OR_FALSE] = "off"
-    """`forward` registers the regions with the upstreams, which must run on this machine; a
-    client that makes a segment smaller later ends the server. `map` copies from and to POSIX
-    regions in the gateway. Default: `off`."""
+    """`forward` registers the regions with the upstreams, which must run on this machine; a client
+    that makes a segment smaller later ends the server. `map` copies from and to POSIX regions in
+    the gateway. Default: `off`."""
     keys: Names = ()
     """Patterns of segments that clients may register, such as `myapp-*`. `forward` needs one.
     `map` without any allows all but Triton's own. Default: `[]`."""

@@ -20,19 +20,18 @@ _Balance = Literal["least_request", "least_pending", "peak_ewma", "round_robin",
 
 
 class OutlierDetectionConfig(Model):
-    """When an address of an upstream is ejected, which means that it gets no calls for a while.
+    """When an address of an upstream is ejected: it gets no calls for a while.
 
     One trial call ends the ejection or prolongs it: when the time is over, or after a successful
-    probe, but not within half of `base_ejection_time` after a failed trial. While no other address
-    is available, none is ejected. A server that refuses calls or replies with errors gets a smaller
-    share instead.
+    probe, but not within half of `base_ejection_time` after a failed trial. The last available
+    address is not ejected. A server that refuses calls or replies with errors gets a smaller share
+    instead.
     """
 
     consecutive_failures: Annotated[int, Field(ge=0)] = 5
-    """Failures in a row that eject an address: failed connections, resets, responses that cannot
-    be decoded, and replies that it is unavailable while it has no other calls. Timeouts count if
-    the calls had five times the usual latency of the address, or 1 s. `0` ejects for neither.
-    Default: `5`."""
+    """Failures in a row that eject an address: failed connections, resets, responses that cannot be
+    decoded, and replies that it is unavailable while it has no other calls. Timeouts count if the
+    calls had five times its usual latency, or 1 s. `0` ejects for neither. Default: `5`."""
     base_ejection_time: Duration = Field(5.0, gt=0)
     """Length of the first ejection. Each that follows is longer by as much, up to 60 s. At most
     half of the addresses are ejected. Default: `5s`."""
@@ -64,8 +63,8 @@ BALANCE: Final = Setting[_Balance](
     key="balance",
     type=_Balance,
     default="least_request",
-    help="How an address is chosen for a call. `least_request`, or `least_pending`, draws two, "
-    "and takes the one with fewer calls in flight, or else the lower latency. `peak_ewma` "
+    help="How an address is chosen. `least_request`, or `least_pending`, draws two, and takes the "
+    "one with fewer calls in flight, or else the lower latency. `peak_ewma` "
     "multiplies both. `hash` sends calls with the same key to the same address. Default: "
     "`least_request`.",
     places=("upstream",),
@@ -91,7 +90,7 @@ OUTLIER_DETECTION: Final = Setting[OutlierDetectionConfig | Literal[False]](
     key="outlier_detection",
     type=OutlierDetectionConfig | Off,
     default=OutlierDetectionConfig(),
-    help="When an address whose calls fail gets none for a while, of upstreams with several. "
+    help="When an address is ejected, of upstreams with several. "
     "`false` switches it off. Default: the values of its keys.",
     places=("upstream",),
 )

@@ -11,11 +11,11 @@ class ClaimKind(enum.Enum):
     """Which protocol has a path that several protocols of a listener claim.
 
     Attributes:
-        EXCLUSIVE: This one. Another protocol that claims it so too is an error.
-        SHARED: This one, as `EXCLUSIVE`. What it writes there suits the clients of the protocols
-            that yield the path, too.
-        LISTED: This one, as `EXCLUSIVE`, on a listener that lists the protocol by name. Otherwise
-            another one that claims it as `EXCLUSIVE` or `SHARED`.
+        EXCLUSIVE: This one. A second such claim is an error.
+        SHARED: This one, and what it writes there suits the clients of the protocols that yield the
+            path, too.
+        LISTED: This one, on a listener that lists the protocol by name. Otherwise another one that
+            claims it as `EXCLUSIVE` or `SHARED`.
         YIELDED: Any other protocol that claims it, and the first of several that yield it.
     """
 
@@ -32,11 +32,11 @@ class Passing(enum.Enum):
         NOTHING: None.
         WRITES: All methods but GET, HEAD and OPTIONS.
         NAMED: POST, where the passthrough names the path or the server is known to have it.
-        UNKEYED: As `NAMED`, and GET and HEAD of the path itself without a credential, which tell a
-            client what the server is. Only as `NAMED` on a listener that lists the protocol.
+        UNKEYED: As `NAMED`, and GET and HEAD of the path itself without a credential, unless the
+            listener lists the protocol.
         READ: As `UNKEYED`, with or without a credential: the server writes the path itself.
-        FOUND: As `NAMED`, and GET and HEAD where the server has the path. Nothing on a listener
-            that lists the protocol or has options of it, or whose server speaks the protocol.
+        FOUND: As `NAMED`, and GET and HEAD where the server has the path. Nothing if the listener
+            lists the protocol or has options of it, or the server speaks it.
     """
 
     NOTHING = "nothing"

@@ -57,7 +57,7 @@ kind: a
 
 | Key | Kind; default | Description |
 | --- | --- | --- |
-| `size` | integer ≥ 1; `1` | A size. |
+| `size` | `1` | A size. |
 | `kind` | `a`, `b`; required | A kind. |
 | `parts` | map of [object](#partsname); none, so there are no parts | Parts, a \\| b. |
 | `last` | [object](#partsname) | The last part. |

@@ -437,8 +437,8 @@ ADAPTIVE_CONCURRENCY: Final = Setting[AdaptiveConcurrencyConfig | Literal["on_ov
     ],
     default=False,
     help=(
-        "A limit on inferences in flight that follows the latency of the upstream, in each "
-        "worker. The page on resilience has its rules. Default: `false`."
+        "A limit on inferences in flight that follows the latency, in each worker. The page on "
+        "resilience has its rules. Default: `false`."
     ),
     places=("upstream",),
 )
