@@ -7,6 +7,7 @@ Source: docs/protocols/grps.md, "11. gRPC".
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
 from gateway.api.protocol import Codec
@@ -25,6 +26,7 @@ from gateway.schema import grps_pb2 as pb
 from gateway.wire.errors import GRPC_STATUS, clip, error_class_of_grpc, strip_traceback
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
 from gateway.wire.heads.metadata import grpc_context, unary_request
+from gateway.wire.protobuf.library import methods_of, serialized_files
 from gateway.wire.protobuf.plain import (
     ProtobufMessages,
     ended_call,
@@ -35,23 +37,14 @@ from gateway.wire.protobuf.plain import (
 NAME: Final = "grps.grpc"
 SERVICE: Final = "/grps.protos.v1.GrpsService/"
 
-METHODS: Final[Mapping[str, MethodKind]] = {
-    SERVICE + method: (
-        MethodKind.SERVER_STREAM if method == methods.PREDICT_STREAMING else MethodKind.UNARY
-    )
-    for method in methods.METHODS
-}
+METHODS: Final = methods_of(pb.DESCRIPTOR)
+file_descriptors: Final = partial(serialized_files, pb.DESCRIPTOR)
 _PREDICT: Final = SERVICE + methods.PREDICT
 _MODEL: Final = 2
 BRPC_METHODS: Final[Mapping[str, MethodKind]] = {
     f"/{codec.SERVICE}/{method}": MethodKind.UNARY for method in codec.METHODS
 }
 """The same methods in brpc's service, whose port serves gRPC too."""
-
-
-def file_descriptors() -> tuple[bytes, ...]:
-    """Return the serialized FileDescriptorProtos of the service, for server reflection."""
-    return (pb.DESCRIPTOR.serialized_pb,)
 
 
 class GrpcCodec(Codec[GrpcRequest, GrpcResponse]):

@@ -52,11 +52,11 @@ from gateway.protocols.seldon.options import FORWARD, MODEL, WORDS, read_options
 from gateway.schema import seldon_pb2 as pb
 from gateway.wire.declarations import DeclaringCodec
 from gateway.wire.errors import clip, error_class_of_grpc, strip_traceback, unknown_method
-from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
+from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus
 from gateway.wire.heads.metadata import form_of, grpc_context, grpc_metadata
 from gateway.wire.heads.request_id import new_request_ids
 from gateway.wire.opaque import check_plain
-from gateway.wire.protobuf.library import parse, reply_of
+from gateway.wire.protobuf.library import methods_of, parse, reply_of, serialized_files
 from gateway.wire.protobuf.plain import ProtobufMessages
 from gateway.wire.protobuf.wire_format import WireError
 from gateway.wire.status_errors import StatusErrorForm
@@ -73,12 +73,9 @@ _NEEDS: Final = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
 # A server that has no such method, or fails over the metadata of its author, is there.
 _DEAD: Final = frozenset({GrpcStatus.UNAVAILABLE, GrpcStatus.DEADLINE_EXCEEDED})
 
-METHODS: Mapping[str, MethodKind] = {
-    f"/{service.full_name}/{method.name}": MethodKind.UNARY
-    for service in pb.DESCRIPTOR.services_by_name.values()
-    for method in service.methods
-}
+METHODS: Final = methods_of(pb.DESCRIPTOR)
 """All methods: those of graphs are refused by name."""
+file_descriptors: Final = partial(serialized_files, pb.DESCRIPTOR)
 
 
 class SeldonGrpcForm(Struct, frozen=True):
@@ -91,12 +88,6 @@ class SeldonGrpcForm(Struct, frozen=True):
 
     method: str
     message: MessageForm = MessageForm()
-
-
-def file_descriptors() -> tuple[bytes, ...]:
-    """Return the serialized FileDescriptorProtos of the services, for server reflection."""
-    needed = [each.serialized_pb for each in pb.DESCRIPTOR.dependencies]
-    return (*needed, pb.DESCRIPTOR.serialized_pb)
 
 
 class GrpcCodec(Codec[GrpcRequest, GrpcResponse], DeclaringCodec):

@@ -54,10 +54,10 @@ from gateway.schema import torchserve_inference_pb2 as pb
 from gateway.schema import torchserve_management_pb2
 from gateway.wire.declarations import DeclaringCodec
 from gateway.wire.errors import clip, strip_traceback, unknown_method
-from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
+from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus
 from gateway.wire.heads.metadata import grpc_context, unary_request
 from gateway.wire.json.values import short_document
-from gateway.wire.protobuf.library import parse, reply_of
+from gateway.wire.protobuf.library import methods_of, parse, reply_of, serialized_files
 from gateway.wire.protobuf.plain import ProtobufMessages, with_texts
 from gateway.wire.protobuf.wire_format import WireError
 from gateway.wire.status_errors import StatusErrorForm
@@ -72,24 +72,10 @@ STREAM: Final = f"{_INFERENCE}StreamPredictions"
 SESSION: Final = f"{_INFERENCE}StreamPredictions2"
 DESCRIBE: Final = f"{_MANAGEMENT}DescribeModel"
 LIST: Final = f"{_MANAGEMENT}ListModels"
-_KINDS: Final = {STREAM: MethodKind.SERVER_STREAM, SESSION: MethodKind.BIDIRECTIONAL}
 
-METHODS: Mapping[str, MethodKind] = {
-    path: _KINDS.get(path, MethodKind.UNARY)
-    for schema in (pb, torchserve_management_pb2)
-    for service in schema.DESCRIPTOR.services_by_name.values()
-    for path in [f"/{service.full_name}/{method.name}" for method in service.methods]
-}
-
-
-def file_descriptors() -> tuple[bytes, ...]:
-    """Return the serialized FileDescriptorProtos of the services, for server reflection."""
-    needed = [each.serialized_pb for each in pb.DESCRIPTOR.dependencies]
-    return (
-        *needed,
-        pb.DESCRIPTOR.serialized_pb,
-        torchserve_management_pb2.DESCRIPTOR.serialized_pb,
-    )
+_FILES: Final = (pb.DESCRIPTOR, torchserve_management_pb2.DESCRIPTOR)
+METHODS: Final = methods_of(*_FILES)
+file_descriptors: Final = partial(serialized_files, *_FILES)
 
 
 class PredictionForm(Struct, frozen=True):

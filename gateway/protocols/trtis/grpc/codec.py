@@ -67,9 +67,9 @@ from gateway.wire.errors import (
     strip_traceback,
     unknown_method,
 )
-from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
+from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus
 from gateway.wire.heads.metadata import grpc_context, unary_request
-from gateway.wire.protobuf.library import parse
+from gateway.wire.protobuf.library import methods_of, parse, serialized_files
 from gateway.wire.protobuf.messages import FieldKind, MessageDescriptor, MessageField
 from gateway.wire.protobuf.plain import (
     ProtobufMessages,
@@ -144,12 +144,8 @@ NAME: Final = "trtis.grpc"
 
 _INFER, _STREAM = SERVICE + "Infer", SERVICE + "StreamInfer"
 
-METHODS: Mapping[str, MethodKind] = {
-    f"/{method.containing_service.full_name}/{method.name}": (
-        MethodKind.BIDIRECTIONAL if method.client_streaming else MethodKind.UNARY
-    )
-    for method in pb.DESCRIPTOR.services_by_name["GRPCService"].methods
-}
+METHODS: Final = methods_of(pb.DESCRIPTOR)
+file_descriptors: Final = partial(serialized_files, pb.DESCRIPTOR)
 
 _STATUS, _META_DATA = RESPONSE.key("request_status"), RESPONSE.key("meta_data")
 _INDEX = varint(tag(2, LEN))
@@ -158,11 +154,6 @@ _NEWEST = -1
 _ALONE = 1
 # Codes by which a server says that a model does not exist.
 _NO_MODEL = (pb.INVALID_ARG, pb.NOT_FOUND)
-
-
-def file_descriptors() -> tuple[bytes, ...]:
-    """Return the serialized FileDescriptorProtos of the service, for server reflection."""
-    return (pb.DESCRIPTOR.serialized_pb,)
 
 
 class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
