@@ -16,13 +16,12 @@ Source: docs/protocols/tensorrt-v1.md, "7. gRPC methods", "8. Inference over gRP
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, Final, NamedTuple, cast
 
 from google.protobuf.message import DecodeError, Message
 
-from gateway.api.protocol import FramingCodec, Handling
+from gateway.api.protocol import FramingCodec, Handling, with_replies
 from gateway.ir import errors
 from gateway.ir.calls import (
     Call,
@@ -56,6 +55,7 @@ from gateway.protocols.trtis.response_header_cache import ResponseHeaderCache
 from gateway.protocols.trtis.status_replies import (
     MODEL_CONTROL_CALLS,
     STATUS_READERS,
+    StatusReader,
     error_of,
 )
 from gateway.schema import tensorrt_v1_pb2 as pb
@@ -178,31 +178,28 @@ class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
         self._heads = ResponseHeaderCache()
         self._request_ids = self._options.request_ids.counter(self._options.server_id)
         self.whole = "" if self._options.version_zero == "latest" else NAME
-        self.calls = self._table()
-
-    def _table(self) -> Mapping[type[Call[Any]], Handling]:
-        calls: dict[type[Call[Any]], Handling] = {
-            InferRequest: Handling(
-                self._infer, self._infer_reply, self._encode_infer, pass_on=_passed_inference
-            ),
-            StreamInferRequest: Handling(self._stream),
-            ServerStatusRequest: Handling(),
-        }
         readers: dict[type[Call[Any]], Callable[[Any, GrpcResponse], Any]] = {
             ServerLiveRequest: _read_health,
             ServerReadyRequest: _read_health,
-            SharedStatusRequest: self._read_shared,
-            **dict.fromkeys(MODEL_CONTROL_CALLS, self._read_control),
-            **{kind: partial(self._read_status, read) for kind, read in STATUS_READERS.items()},
-            ModelReadyRequest: self._read_ready,
+            SharedStatusRequest: partial(_read_shared, limits),
+            **dict.fromkeys(MODEL_CONTROL_CALLS, partial(_read_control, limits)),
+            **{kind: partial(_read_status, limits, read) for kind, read in STATUS_READERS.items()},
         }
-        for kind, (method, write) in management.CALL_WRITERS.items():
-            calls[kind] = Handling(partial(_question, method, write), readers[kind])
-        writers = management.REPLY_WRITERS
-        for kind, write_reply in writers.items():
-            encode_reply = partial(self._encode, write_reply)
-            calls[kind] = replace(calls[kind], encode_reply=encode_reply)
-        return calls
+        calls: dict[type[Call[Any]], Handling] = {
+            kind: Handling(
+                partial(_question, method, write),
+                readers[kind],
+                by_status=_is_absent if kind is ModelReadyRequest else None,
+            )
+            for kind, (method, write) in management.CALL_WRITERS.items()
+        }
+        calls[InferRequest] = Handling(_infer, partial(_read_inference, limits))
+        calls[StreamInferRequest] = Handling(_stream)
+        replies: dict[type[Call[Any]], Callable[[Any, Any], GrpcResponse]] = {
+            kind: partial(self._encode, write) for kind, write in management.REPLY_WRITERS.items()
+        }
+        replies[InferRequest] = self._encode_infer
+        self.calls = with_replies(calls, replies, {InferRequest: _passed_inference})
 
     def decode_call(self, wire: GrpcRequest, _request_id: str = "", /) -> Call[Any]:
         """Read a client's request; tensors are views into its message.
@@ -289,7 +286,7 @@ class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
         """
         request = call.request.with_context(needs=call.context.needs)
         reply = self.decode_reply(request, wire)
-        header = pb.InferResponseHeader.FromString(self._response(wire).meta_data)
+        header = pb.InferResponseHeader.FromString(_parts_of(wire, self._limits).meta_data)
         sent_id = number_of(request.id) or _ALONE
         if header.id != sent_id:
             raise errors.MalformedMessage(
@@ -357,71 +354,6 @@ class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
         body = write(reply, call, self._options).SerializeToString()
         return GrpcResponse((self._head(pb.SUCCESS, ""), body))
 
-    def _infer(self, call: InferRequest) -> GrpcRequest:
-        return unary_request(call, _INFER, self._written_infer(call))
-
-    def _stream(self, call: StreamInferRequest) -> GrpcRequest:
-        request = call.request
-        message = self._written_infer(request, number_of(request.id) or _ALONE)
-        return unary_request(call, _STREAM, message)
-
-    def _written_infer(self, call: InferRequest, stream_id: int = 0) -> Parts:
-        model = required_model(call)
-        # Over gRPC a server of any version ignores an unknown field.
-        header = write_header(call, schedule=True)
-        header.id = stream_id or header.id
-        return REQUEST.write(
-            model_name=model.name,
-            model_version=_number_of(model),
-            meta_data=header.SerializeToString(),
-            raw_input=views_of(call),
-        )
-
-    def _read_ready(self, call: ModelReadyRequest, wire: GrpcResponse) -> Any:
-        code = parse(wire.view, pb.StatusResponse).request_status.code
-        read = STATUS_READERS[ModelReadyRequest]
-        return code not in _NO_MODEL and self._read_status(read, call, wire)
-
-    def _read_status(self, read: Callable[..., Any], call: Call[Any], wire: GrpcResponse) -> Any:
-        message = parse(wire.view, pb.StatusResponse)
-        self._check(call, message.request_status, wire)
-        return read(call, message.server_status, self._limits)
-
-    def _read_shared(self, call: SharedStatusRequest, wire: GrpcResponse) -> Any:
-        shared = parse(wire.view, pb.SharedMemoryControlResponse)
-        self._check(call, shared.request_status, wire)
-        found = shared.shared_memory_status
-        regions = found.shared_memory_region or found.declared_region
-        return management.read_shared_status(regions, self._limits)
-
-    def _read_control(self, call: Call[Any], wire: GrpcResponse) -> None:
-        self._check(call, parse(wire.view, pb.ModelControlResponse).request_status, wire)
-
-    def _infer_reply(self, call: InferRequest, wire: GrpcResponse) -> InferResponse:
-        message = self._response(wire)
-        try:
-            status = pb.RequestStatus.FromString(b"".join(message.statuses))
-            header = pb.InferResponseHeader.FromString(message.meta_data)
-        except DecodeError as error:
-            raise errors.MalformedMessage("message is not an InferResponse") from error
-        self._check(call, status, wire)
-        if len(message.raws) != len(header.output):
-            raise errors.MalformedMessage(
-                f"response has {len(message.raws)} raw_output: expected {len(header.output)}"
-            )
-        return read_reply(call, header, message.raws, Origin(NAME, wire), self._limits)
-
-    def _response(self, wire: GrpcResponse) -> InferAnswer:
-        try:
-            return RESPONSE.read((wire.view,), self._limits)
-        except WireError as error:
-            raise errors.MalformedMessage(f"message is not an InferResponse: {error}") from error
-
-    def _check(self, call: Call[Any], status: pb.RequestStatus, wire: GrpcResponse) -> None:
-        if status.code != pb.SUCCESS:
-            origin = Origin(NAME, wire, whole=self.whole)
-            raise error_of(call, status, origin, self._limits.error_text_bytes)
-
 
 def _number_of(model: ModelRef) -> int:
     return int(checked_version(model)) if model.version else _NEWEST
@@ -429,6 +361,81 @@ def _number_of(model: ModelRef) -> int:
 
 def _question(method: str, write: Callable[[Any], Message], call: Call[Any]) -> GrpcRequest:
     return unary_request(call, method, (write(call).SerializeToString(),))
+
+
+def _infer(call: InferRequest) -> GrpcRequest:
+    return unary_request(call, _INFER, _written_infer(call))
+
+
+def _stream(call: StreamInferRequest) -> GrpcRequest:
+    message = _written_infer(call.request, number_of(call.request.id) or _ALONE)
+    return unary_request(call, _STREAM, message)
+
+
+def _written_infer(call: InferRequest, stream_id: int = 0) -> Parts:
+    model = required_model(call)
+    # Over gRPC a server of any version ignores an unknown field.
+    header = write_header(call, schedule=True)
+    header.id = stream_id or header.id
+    return REQUEST.write(
+        model_name=model.name,
+        model_version=_number_of(model),
+        meta_data=header.SerializeToString(),
+        raw_input=views_of(call),
+    )
+
+
+def _check(
+    call: Call[Any], status: pb.RequestStatus, wire: GrpcResponse, limits: MessageLimits
+) -> None:
+    if status.code != pb.SUCCESS:
+        raise error_of(call, status, Origin(NAME, wire, whole=NAME), limits.error_text_bytes)
+
+
+def _is_absent(wire: GrpcResponse) -> bool | None:
+    return False if parse(wire.view, pb.StatusResponse).request_status.code in _NO_MODEL else None
+
+
+def _read_status(
+    limits: MessageLimits, read: StatusReader, call: Call[Any], wire: GrpcResponse
+) -> Any:
+    message = parse(wire.view, pb.StatusResponse)
+    _check(call, message.request_status, wire, limits)
+    return read(call, message.server_status, limits)
+
+
+def _read_shared(limits: MessageLimits, call: SharedStatusRequest, wire: GrpcResponse) -> Any:
+    shared = parse(wire.view, pb.SharedMemoryControlResponse)
+    _check(call, shared.request_status, wire, limits)
+    found = shared.shared_memory_status
+    regions = found.shared_memory_region or found.declared_region
+    return management.read_shared_status(regions, limits)
+
+
+def _read_control(limits: MessageLimits, call: Call[Any], wire: GrpcResponse) -> None:
+    _check(call, parse(wire.view, pb.ModelControlResponse).request_status, wire, limits)
+
+
+def _read_inference(limits: MessageLimits, call: InferRequest, wire: GrpcResponse) -> InferResponse:
+    message = _parts_of(wire, limits)
+    try:
+        status = pb.RequestStatus.FromString(b"".join(message.statuses))
+        header = pb.InferResponseHeader.FromString(message.meta_data)
+    except DecodeError as error:
+        raise errors.MalformedMessage("message is not an InferResponse") from error
+    _check(call, status, wire, limits)
+    if len(message.raws) != len(header.output):
+        raise errors.MalformedMessage(
+            f"response has {len(message.raws)} raw_output: expected {len(header.output)}"
+        )
+    return read_reply(call, header, message.raws, Origin(NAME, wire), limits)
+
+
+def _parts_of(wire: GrpcResponse, limits: MessageLimits) -> InferAnswer:
+    try:
+        return RESPONSE.read((wire.view,), limits)
+    except WireError as error:
+        raise errors.MalformedMessage(f"message is not an InferResponse: {error}") from error
 
 
 def _passed_inference(call: InferRequest, reply: Origin) -> GrpcResponse:
