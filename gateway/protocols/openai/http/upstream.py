@@ -6,6 +6,7 @@ Source: docs/protocols/openai.md, "10. Servers".
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -138,29 +139,24 @@ class TextClient:
     def __init__(self, limits: MessageLimits, options: OpenAiOptions) -> None:
         self._limits = limits
         self._options = options
-        health = Handling(self._probe, self._is_there)
+        list_models = partial(get_request, path=f"{options.base}/models")
+        probe = partial(get_request, path="/health") if options.probe == "health" else list_models
+        health = Handling(probe, self._is_there)
         self.calls: Mapping[type[Call[Any]], Handling] = {
-            InferRequest: Handling(self._inference, self._read_inference, send_on=self._sent),
-            StreamInferRequest: Handling(self._stream, self._read_event, send_on=self._sent),
+            InferRequest: Handling(
+                lambda call: self._request(call, call), self._read_inference, send_on=self._sent
+            ),
+            StreamInferRequest: Handling(
+                lambda call: self._request(call, call.request, stream=True),
+                lambda call, wire: decode_event(call, wire, options, limits),
+                send_on=self._sent,
+            ),
             ServerLiveRequest: health,
             ServerReadyRequest: health,
-            RepositoryIndexRequest: Handling(self._models, self._index),
-            ModelReadyRequest: Handling(self._models, self._is_listed),
-            ModelMetadataRequest: Handling(self._models, self._metadata),
+            RepositoryIndexRequest: Handling(list_models, self._index),
+            ModelReadyRequest: Handling(list_models, self._is_listed),
+            ModelMetadataRequest: Handling(list_models, self._metadata),
         }
-
-    def _probe(self, call: Call[bool]) -> HttpRequest:
-        path = "/health" if self._options.probe == "health" else f"{self._options.base}/models"
-        return get_request(call, path)
-
-    def _models(self, call: Call[Any]) -> HttpRequest:
-        return get_request(call, f"{self._options.base}/models")
-
-    def _stream(self, call: StreamInferRequest) -> HttpRequest:
-        return self._request(call, call.request, stream=True)
-
-    def _inference(self, call: InferRequest) -> HttpRequest:
-        return self._request(call, call)
 
     def _request(self, call: Call[Any], request: InferRequest, **members: Any) -> HttpRequest:
         options = self._options
@@ -256,9 +252,6 @@ class TextClient:
         """Return the task of a client's own request, or else that of the upstream."""
         form = form_of(call)
         return self._options.task if form is None else TASKS.get(form.kind, self._options.task)
-
-    def _read_event(self, call: StreamInferRequest, wire: HttpResponse) -> InferResponse:
-        return decode_event(call, wire, self._options, self._limits)
 
     def _read_inference(self, call: InferRequest, wire: HttpResponse) -> InferResponse:
         options, task = self._options, self._task(call)
