@@ -7,7 +7,7 @@ docs/protocols/open-inference.md, "14. Models, statistics and settings" and
 "15. Health, metadata and versions".
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from google.protobuf.message import Message
@@ -114,39 +114,24 @@ def named_model(call: Call[Any]) -> ModelRef:
 # Requests of clients.
 
 
-def _read_live(view: memoryview, context: Context, _limits: MessageLimits) -> ServerLiveRequest:
-    parse(view, pb.ServerLiveRequest)
-    return ServerLiveRequest(context=context)
+def _read_plain(kind: type[Call[Any]], message: type[Message]) -> CallReader:
+    """Return the reader of a request that is empty."""
+
+    def read(view: memoryview, context: Context, _limits: MessageLimits) -> Call[Any]:
+        parse(view, message)
+        return kind(context=context)
+
+    return read
 
 
-def _read_ready(view: memoryview, context: Context, _limits: MessageLimits) -> ServerReadyRequest:
-    parse(view, pb.ServerReadyRequest)
-    return ServerReadyRequest(context=context)
+def read_named(kind: type[Call[Any]], message: type[Any]) -> CallReader:
+    """Return the reader of a request that has the name and the version of a model."""
 
+    def read(view: memoryview, context: Context, limits: MessageLimits) -> Call[Any]:
+        found = parse(view, message)
+        return kind(model=checked_model(found.name, found.version, limits), context=context)
 
-def _read_server_metadata(
-    view: memoryview, context: Context, _limits: MessageLimits
-) -> ServerMetadataRequest:
-    parse(view, pb.ServerMetadataRequest)
-    return ServerMetadataRequest(context=context)
-
-
-def _read_model_ready(
-    view: memoryview, context: Context, limits: MessageLimits
-) -> ModelReadyRequest:
-    message = parse(view, pb.ModelReadyRequest)
-    return ModelReadyRequest(
-        model=checked_model(message.name, message.version, limits), context=context
-    )
-
-
-def _read_model_metadata(
-    view: memoryview, context: Context, limits: MessageLimits
-) -> ModelMetadataRequest:
-    message = parse(view, pb.ModelMetadataRequest)
-    return ModelMetadataRequest(
-        model=checked_model(message.name, message.version, limits), context=context
-    )
+    return read
 
 
 def _read_index(
@@ -162,11 +147,11 @@ def _read_index(
 
 
 CALL_READERS: Mapping[str, CallReader] = {
-    SERVICE + "ServerLive": _read_live,
-    SERVICE + "ServerReady": _read_ready,
-    SERVICE + "ModelReady": _read_model_ready,
-    SERVICE + "ServerMetadata": _read_server_metadata,
-    SERVICE + "ModelMetadata": _read_model_metadata,
+    SERVICE + "ServerLive": _read_plain(ServerLiveRequest, pb.ServerLiveRequest),
+    SERVICE + "ServerReady": _read_plain(ServerReadyRequest, pb.ServerReadyRequest),
+    SERVICE + "ModelReady": read_named(ModelReadyRequest, pb.ModelReadyRequest),
+    SERVICE + "ServerMetadata": _read_plain(ServerMetadataRequest, pb.ServerMetadataRequest),
+    SERVICE + "ModelMetadata": read_named(ModelMetadataRequest, pb.ModelMetadataRequest),
     SERVICE + "RepositoryIndex": _read_index,
 }
 
@@ -192,12 +177,6 @@ def _write_tensor(tensor: TensorMetadata) -> pb.ModelMetadataResponse.TensorMeta
     )
 
 
-def _server_metadata(_call: Call[Any], metadata: ServerMetadata) -> Message:
-    return pb.ServerMetadataResponse(
-        name=metadata.name, version=metadata.version, extensions=metadata.extensions
-    )
-
-
 def _index(_call: Call[Any], entries: Iterable[RepositoryEntry]) -> Message:
     return pb.RepositoryIndexResponse(
         models=[
@@ -215,14 +194,14 @@ def _index(_call: Call[Any], entries: Iterable[RepositoryEntry]) -> Message:
 # Requests to an upstream: method and message.
 
 
-def _model_ready_call(call: ModelReadyRequest, _dialect: GrpcDialect) -> CallMessage:
-    model = named_model(call)
-    return "ModelReady", pb.ModelReadyRequest(name=model.name, version=model.version)
+def write_named(method: str, message: type[Message]) -> Callable[[Any, Any], CallMessage]:
+    """Return the writer of a request that has the name and the version of a model."""
 
+    def write(call: Call[Any], _dialect: GrpcDialect) -> CallMessage:
+        model = named_model(call)
+        return method, message(name=model.name, version=model.version)
 
-def _model_metadata_call(call: ModelMetadataRequest, _dialect: GrpcDialect) -> CallMessage:
-    model = named_model(call)
-    return "ModelMetadata", pb.ModelMetadataRequest(name=model.name, version=model.version)
+    return write
 
 
 def _index_call(call: RepositoryIndexRequest, dialect: GrpcDialect) -> CallMessage:
@@ -319,14 +298,20 @@ MESSAGES: Mapping[type[Call[Any]], CallMessages] = {
     ),
     ModelReadyRequest: CallMessages(
         lambda _call, ready: pb.ModelReadyResponse(ready=ready),
-        _model_ready_call,
+        write_named("ModelReady", pb.ModelReadyRequest),
         lambda _call, view, _limits: parse(view, pb.ModelReadyResponse).ready,
     ),
     ServerMetadataRequest: CallMessages(
-        _server_metadata,
+        lambda _call, reply: pb.ServerMetadataResponse(
+            name=reply.name, version=reply.version, extensions=reply.extensions
+        ),
         lambda _call, _dialect: ("ServerMetadata", pb.ServerMetadataRequest()),
         _read_server_answer,
     ),
-    ModelMetadataRequest: CallMessages(_model_metadata, _model_metadata_call, _read_model_answer),
+    ModelMetadataRequest: CallMessages(
+        _model_metadata,
+        write_named("ModelMetadata", pb.ModelMetadataRequest),
+        _read_model_answer,
+    ),
     RepositoryIndexRequest: CallMessages(_index, _index_call, _read_index_answer),
 }

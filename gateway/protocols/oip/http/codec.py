@@ -30,7 +30,6 @@ from gateway.ir.calls import (
     ServerReadyRequest,
     StreamInferRequest,
     inference_of,
-    words_of,
 )
 from gateway.ir.context import ModelRef, Need, Origin
 from gateway.ir.errors import GatewayError, ModelNotFound, NotFound
@@ -58,7 +57,7 @@ from gateway.protocols.oip.extension_policy import (
 )
 from gateway.protocols.oip.http import management, sagemaker
 from gateway.protocols.oip.http.context import NAME, NEEDS, context_of
-from gateway.protocols.oip.http.extensions import EXTENSIONS, HttpExtension
+from gateway.protocols.oip.http.extensions import EXTENSIONS, HttpExtension, named_model
 from gateway.protocols.oip.http.generate import encode_generate, generated
 from gateway.protocols.oip.http.infer_request import (
     ALL_BINARY,
@@ -392,7 +391,9 @@ def _write_infer(dialect: Dialect, limits: MessageLimits, call: InferRequest) ->
     if context.metadata:
         headers = extended_headers(headers, context.metadata, request_id)
         request_id = ""
-    path = _model_path(dialect, call, "infer")
+    model = call.model
+    is_plain = model and model.name and not model.version  # `_model_path` has a frame
+    path = model_path(model, "infer") if is_plain else _model_path(dialect, call, "infer")
     return HttpRequest("POST", path, "", headers, body, context.deadline, None, request_id)
 
 
@@ -496,9 +497,7 @@ def _write_extension(extension: HttpExtension, dialect: Dialect, call: Call[Any]
 
 
 def _model_path(dialect: Dialect, call: Call[Any], action: str) -> str:
-    model = call.model
-    if model is None or not model.name:
-        raise errors.Unsupported(f"{words_of(call)} names no model: Open Inference needs one")
+    model = named_model(call)
     if model.version:
         check_version(dialect, model)
     return model_path(model, action)
