@@ -7,8 +7,10 @@ import enum
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, Protocol
 
+from gateway.api.protocol import named_model
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import Unsupported, VersionNotNumeric
 
@@ -198,6 +200,9 @@ class VersionedDialect(Protocol):
     def has_versions(self) -> bool: ...  # noqa: D102
     @property
     def has_whole_versions(self) -> bool: ...  # noqa: D102
+
+
+required_model: Final = partial(named_model, "Open Inference")
 
 
 def check_version(dialect: VersionedDialect, model: ModelRef) -> None:

@@ -56,7 +56,7 @@ class ScoringClient:
         self._limits = limits
         self._options = options
         self._declared = declared
-        health = Handling(partial(get_request, path=PING), by_status=_is_ok)
+        health = Handling(partial(get_request, path=PING), by_status=lambda wire: wire.status == OK)
         self.calls: Mapping[type[Call[Any]], Handling] = {
             InferRequest: Handling(self._prediction, self._read_prediction),
             ServerLiveRequest: health,
@@ -105,10 +105,6 @@ def _check_columns(call: InferRequest, columns: tuple[str, ...]) -> None:
             "column for each name (models.NAME.protocols.mlflow.column_names)",
             model=call.model,
         )
-
-
-def _is_ok(wire: HttpResponse) -> bool:
-    return wire.status == OK
 
 
 def _begins_with_object(value: Any) -> bool:

@@ -66,7 +66,7 @@ from gateway.protocols.oip.grpc.streaming import (
 )
 from gateway.protocols.oip.options import UNKNOWN, check_options, read_extensions
 from gateway.schema import open_inference_pb2 as pb
-from gateway.wire.errors import GRPC_STATUS, clip, strip_traceback, unknown_method
+from gateway.wire.errors import clip, strip_traceback, unknown_method
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus
 from gateway.wire.heads.metadata import unary_request
 from gateway.wire.protobuf.library import methods_of, serialized_files
@@ -85,12 +85,7 @@ NOT_READY: Final = frozenset(
 )
 
 
-ERRORS: Final = StatusErrorForm(
-    codec=NAME,
-    status=lambda error: GRPC_STATUS[error.code],
-    error_class=grpc_error_class,
-    text=text_of,
-)
+ERRORS: Final = StatusErrorForm(codec=NAME, error_class=grpc_error_class, text=text_of)
 
 R = TypeVar("R")
 

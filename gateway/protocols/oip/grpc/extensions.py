@@ -25,13 +25,13 @@ from gateway.ir.context import Context, ModelRef
 from gateway.ir.errors import InvalidRequest, Unsupported, UpstreamProtocolError
 from gateway.ir.limits import MessageLimits, check_count
 from gateway.protocols.oip import control, model_config, statistics
+from gateway.protocols.oip.dialects import required_model
 from gateway.protocols.oip.grpc import shared_memory
 from gateway.protocols.oip.grpc.call_messages import CallMessage, CallMessages, CallReader
 from gateway.protocols.oip.grpc.dialects import GrpcDialect
 from gateway.protocols.oip.grpc.management import (
     SERVICE,
     checked_model,
-    named_model,
     read_named,
     write_named,
 )
@@ -109,7 +109,7 @@ def _values(kind: str, members: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _load_call(call: ModelLoadRequest, dialect: GrpcDialect) -> CallMessage:
-    model = named_model(call)
+    model = required_model(call)
     if dialect.has_name_first:
         return "RepositoryModelLoad", pb.RepositoryModelLoadRequest(repository_name=model.name)
     message = pb.RepositoryModelLoadRequest(model_name=model.name)
@@ -119,7 +119,7 @@ def _load_call(call: ModelLoadRequest, dialect: GrpcDialect) -> CallMessage:
 
 
 def _unload_call(call: ModelUnloadRequest, dialect: GrpcDialect) -> CallMessage:
-    model = named_model(call)
+    model = required_model(call)
     if dialect.has_name_first:
         return "RepositoryModelUnload", pb.RepositoryModelUnloadRequest(repository_name=model.name)
     message = pb.RepositoryModelUnloadRequest(model_name=model.name)
@@ -246,14 +246,14 @@ EXTENSIONS: Mapping[type[Call[Any]], CallMessages] = {
     ),
     ModelLoadRequest: CallMessages(
         lambda call, _reply: pb.RepositoryModelLoadResponse(
-            model_name=named_model(call).name, loaded=True
+            model_name=required_model(call).name, loaded=True
         ),
         _load_call,
         _read_loaded,
     ),
     ModelUnloadRequest: CallMessages(
         lambda call, _reply: pb.RepositoryModelUnloadResponse(
-            model_name=named_model(call).name, unloaded=True
+            model_name=required_model(call).name, unloaded=True
         ),
         _unload_call,
         _read_unloaded,

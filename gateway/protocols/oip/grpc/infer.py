@@ -21,7 +21,7 @@ from gateway.ir.limits import MessageLimits
 from gateway.ir.tensors.data import StreamedData
 from gateway.ir.tensors.datatypes import Datatype
 from gateway.ir.tensors.tensor import RequestedOutput, Tensor
-from gateway.protocols.oip.dialects import check_version
+from gateway.protocols.oip.dialects import check_version, required_model
 from gateway.protocols.oip.grpc.context import NAME, NEEDS
 from gateway.protocols.oip.grpc.decode import NOWHERE, InferReader, PlainReader, Read
 from gateway.protocols.oip.grpc.dialects import GrpcDialect, check_infer
@@ -32,7 +32,7 @@ from gateway.protocols.oip.grpc.encode import (
     InferEncoder,
     MessageWriter,
 )
-from gateway.protocols.oip.grpc.management import SERVICE, named_model
+from gateway.protocols.oip.grpc.management import SERVICE
 from gateway.protocols.oip.grpc.streaming import FINAL, STREAM, StreamForm, split_final_mark
 from gateway.protocols.oip.outputs import requested_output, with_c_values
 from gateway.protocols.oip.parameters import (
@@ -156,7 +156,8 @@ class Inferences:
             InvalidRequest: The server would read the version as another one.
             TooLarge: The server accepts no request of this size.
         """
-        model, message = call.model, None
+        model = call.model
+        message: Sequence[Buffer] | None = None
         if not (
             self._plain_calls is None
             or model is None
@@ -217,7 +218,7 @@ class Inferences:
         )
 
     def _written(self, call: InferRequest, spare_id: str) -> Sequence[Buffer]:
-        model = named_model(call)
+        model = required_model(call)
         check_version(self._dialect, model)
         parameters = join_parameters(call)
         check_infer(self._dialect, call, parameters)

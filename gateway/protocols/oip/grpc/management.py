@@ -20,11 +20,9 @@ from gateway.ir.calls import (
     ServerLiveRequest,
     ServerMetadataRequest,
     ServerReadyRequest,
-    words_of,
 )
 from gateway.ir.context import Context, ModelRef
 from gateway.ir.errors import (
-    InvalidRequest,
     InvalidTensor,
     MalformedMessage,
     TooLarge,
@@ -46,6 +44,7 @@ from gateway.ir.metadata import (
 )
 from gateway.ir.redaction import redact
 from gateway.ir.tensors.datatypes import Datatype
+from gateway.protocols.oip.dialects import required_model
 from gateway.protocols.oip.grpc.call_messages import CallMessage, CallMessages, CallReader
 from gateway.protocols.oip.grpc.dialects import GrpcDialect
 from gateway.schema import open_inference_pb2 as pb
@@ -98,17 +97,6 @@ def check_size(method: str, view: memoryview, limits: MessageLimits) -> None:
         raise TooLarge(f"{error}, parameters included", limit="parameters") from error
     except WireError as error:
         raise MalformedMessage(f"request to load a model: {error}") from error
-
-
-def named_model(call: Call[Any]) -> ModelRef:
-    """Return the model of *call*.
-
-    Raises:
-        InvalidRequest: It names none.
-    """
-    if call.model is None:
-        raise InvalidRequest(f"{words_of(call)} names no model: Open Inference needs one")
-    return call.model
 
 
 # Requests of clients.
@@ -198,7 +186,7 @@ def write_named(method: str, message: type[Message]) -> Callable[[Any, Any], Cal
     """Return the writer of a request that has the name and the version of a model."""
 
     def write(call: Call[Any], _dialect: GrpcDialect) -> CallMessage:
-        model = named_model(call)
+        model = required_model(call)
         return method, message(name=model.name, version=model.version)
 
     return write

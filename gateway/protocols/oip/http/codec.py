@@ -40,6 +40,7 @@ from gateway.protocols.oip.dialects import (
     READERS,
     Dialect,
     check_version,
+    required_model,
 )
 from gateway.protocols.oip.errors import (
     GENERATE_FAILED,
@@ -57,7 +58,7 @@ from gateway.protocols.oip.extension_policy import (
 )
 from gateway.protocols.oip.http import management, sagemaker
 from gateway.protocols.oip.http.context import NAME, NEEDS, context_of
-from gateway.protocols.oip.http.extensions import EXTENSIONS, HttpExtension, named_model
+from gateway.protocols.oip.http.extensions import EXTENSIONS, HttpExtension
 from gateway.protocols.oip.http.generate import encode_generate, generated
 from gateway.protocols.oip.http.infer_request import (
     ALL_BINARY,
@@ -497,7 +498,7 @@ def _write_extension(extension: HttpExtension, dialect: Dialect, call: Call[Any]
 
 
 def _model_path(dialect: Dialect, call: Call[Any], action: str) -> str:
-    model = named_model(call)
+    model = required_model(call)
     if model.version:
         check_version(dialect, model)
     return model_path(model, action)

@@ -25,14 +25,14 @@ from gateway.ir.calls import (
     SharedUnregisterRequest,
     TraceSettingRequest,
     TraceSettings,
-    words_of,
 )
-from gateway.ir.context import Context, ModelRef
-from gateway.ir.errors import InvalidRequest, MalformedMessage, Unsupported
+from gateway.ir.context import Context
+from gateway.ir.errors import InvalidRequest, MalformedMessage
 from gateway.ir.limits import MessageLimits, check_count
 from gateway.ir.metadata import SharedRegion
 from gateway.ir.statistics import ModelStatistics
 from gateway.protocols.oip import control, statistics
+from gateway.protocols.oip.dialects import required_model
 from gateway.protocols.oip.http.paths import (
     LOG_PATH,
     STATISTICS_PATH,
@@ -74,13 +74,6 @@ class HttpExtension:
     write_reply: Callable[[Any, Any], Body]
     write_call: Callable[[Any], ExtensionRequest]
     read_reply: Callable[[Any, HttpResponse, MessageLimits], Any]
-
-
-def named_model(call: Call[Any]) -> ModelRef:
-    """Return the model of *call*. Raises Unsupported where it names none."""
-    if call.model is None or not call.model.name:
-        raise Unsupported(f"{words_of(call)} names no model: Open Inference needs one")
-    return call.model
 
 
 def _no_body(
@@ -126,7 +119,7 @@ def _unload_call(call: ModelUnloadRequest) -> ExtensionRequest:
 
 
 def _control_call(call: Call[None], action: str, parameters: Mapping[str, Any]) -> ExtensionRequest:
-    path = control_path(named_model(call), action)
+    path = control_path(required_model(call), action)
     return "POST", path, {"parameters": parameters} if parameters else {}
 
 
@@ -215,7 +208,8 @@ def _register_call(call: SharedRegisterRequest) -> ExtensionRequest:
 def _about_regions(
     route: OipRoute, _wire: HttpRequest, context: Context, _limits: MessageLimits
 ) -> Call[Any]:
-    return route.call(context=context, region=route.region, is_cuda=route.is_cuda)
+    kind = SharedStatusRequest if route.call is SharedStatusRequest else SharedUnregisterRequest
+    return kind(context=context, region=route.region, is_cuda=route.is_cuda)
 
 
 def _region_path(call: SharedUnregisterRequest | SharedStatusRequest, action: str) -> str:
@@ -249,7 +243,7 @@ EXTENSIONS: Mapping[type[Call[Any]], HttpExtension] = {
     ModelConfigRequest: HttpExtension(
         _no_body,
         lambda _call, reply: to_document(reply),
-        lambda call: ("GET", model_path(named_model(call), "config"), None),
+        lambda call: ("GET", model_path(required_model(call), "config"), None),
         lambda _call, wire, limits: from_document(
             read_value(wire.view, "the response", limits), limits
         ),
@@ -267,13 +261,13 @@ EXTENSIONS: Mapping[type[Call[Any]], HttpExtension] = {
     ModelLoadRequest: HttpExtension(
         _read_load,
         # The kserve client needs this body; other clients read the status alone.
-        lambda call, _reply: {"name": named_model(call).name, "load": True},
+        lambda call, _reply: {"name": required_model(call).name, "load": True},
         lambda call: _control_call(call, "load", control.written_load(call.parameters)),
         _nothing,
     ),
     ModelUnloadRequest: HttpExtension(
         _read_unload,
-        lambda call, _reply: {"name": named_model(call).name, "unload": True},
+        lambda call, _reply: {"name": required_model(call).name, "unload": True},
         _unload_call,
         _nothing,
     ),

@@ -309,7 +309,7 @@ def _encode_model(
 ) -> HttpResponse:
     name = "" if call.model is None else call.model.name
     if not reply:
-        return error_response(NotReady(f"model {name!r} is not ready"), limits)
+        return error_response(NotReady(f"model {name!r} is not ready"), limits, names_message=False)
     return _json((orjson.dumps(model_object(name, options.created, options.owned_by)),))
 
 

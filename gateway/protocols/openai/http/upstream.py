@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from gateway.api.protocol import Handling
+from gateway.api.protocol import Handling, named_model
 from gateway.ir.calls import (
     Call,
     InferRequest,
@@ -32,7 +32,6 @@ from gateway.ir.errors import (
     MalformedMessage,
     ModelNotFound,
     Overloaded,
-    Unsupported,
     UpstreamError,
 )
 from gateway.ir.limits import MessageLimits
@@ -65,6 +64,7 @@ from gateway.wire.json.errors import JsonErrorReader, class_of_status
 from gateway.wire.json.values import load_json, read_value, short_document
 from gateway.wire.opaque import passed_error, passed_request, passed_response
 
+_TITLE: Final = "OpenAI's form"
 _HEADERS: Final = Headers(JSON)
 _TASKS: Final[Mapping[str, type[TextTask]]] = {
     EMBEDDINGS: Embed,
@@ -160,9 +160,7 @@ class TextClient:
 
     def _request(self, call: Call[Any], request: InferRequest, **members: Any) -> HttpRequest:
         options = self._options
-        if call.model is None or not call.model.name:
-            raise Unsupported("an inference names no model: OpenAI's form needs one")
-        document: dict[str, Any] = {"model": call.model.name}
+        document: dict[str, Any] = {"model": named_model(_TITLE, call).name}
         if options.task == EMBEDDINGS:
             document["input"] = _input(request)
             document["encoding_format"] = "float"  # the only form that all servers have
@@ -183,18 +181,17 @@ class TextClient:
         Raises:
             Unsupported: The call names no model.
         """
-        if call.model is None or not call.model.name:
-            raise Unsupported("an inference names no model: OpenAI's form needs one")
+        model = named_model(_TITLE, call).name
         path = f"{self._options.base}/{self._task(call)}"
         request = passed_request(call, message, path)
-        body, name = bytes(request.view), orjson.dumps(call.model.name)
+        body, name = bytes(request.view), orjson.dumps(model)
         found = list(_MODEL.finditer(body))
         # Only the object itself has this member, in these letters.
         if len(found) != 1 or body.count(b"{") > 1 or _OTHER_SPELLING in body:
             document = load_json(body, "the body")
-            if document.get("model") == call.model.name:
+            if document.get("model") == model:
                 return request
-            body = orjson.dumps({**document, "model": call.model.name})
+            body = orjson.dumps({**document, "model": model})
         elif found[0][1] == name:
             return request
         else:

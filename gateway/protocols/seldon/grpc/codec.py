@@ -59,7 +59,7 @@ from gateway.protocols.seldon.options import (
 )
 from gateway.schema import seldon_pb2 as pb
 from gateway.wire.declarations import DeclaringCodec
-from gateway.wire.errors import clip, error_class_of_grpc, strip_traceback, unknown_method
+from gateway.wire.errors import clip, strip_traceback, unknown_method
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus
 from gateway.wire.heads.metadata import form_of, grpc_context, unary_request
 from gateway.wire.heads.request_id import new_request_ids
@@ -71,9 +71,7 @@ from gateway.wire.protobuf.wire_format import WireError
 from gateway.wire.status_errors import StatusErrorForm
 
 NAME: Final = "seldon.grpc"
-_ERRORS: Final = StatusErrorForm(
-    codec=NAME, status=grpc_status, error_class=lambda status, _text: error_class_of_grpc(status)
-)
+_ERRORS: Final = StatusErrorForm(codec=NAME, status=grpc_status)
 _PACKAGE: Final = "/seldon.protos."
 _PREDICT, _FEEDBACK = "Predict", "SendFeedback"
 _OF_MODEL: Final = "ModelMetadata"

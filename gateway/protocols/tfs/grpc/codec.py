@@ -29,7 +29,6 @@ from gateway.ir.limits import (
     check_management_size,
     check_name,
 )
-from gateway.ir.metadata import ModelMetadata, ServerStatus
 from gateway.ir.tensors.expected_inputs import compare_inputs, is_comparing
 from gateway.protocols.tfs.declarations import (
     CLASSIFY,
@@ -92,6 +91,7 @@ _QUESTIONS: Final[Mapping[str, type[pb.GetModelMetadataRequest | pb.GetModelStat
 _FORWARDED: Final = frozenset({PREDICT_METHOD, *_EXAMPLE_METHODS, *_QUESTIONS})
 
 _ABSENT: Final = (GrpcStatus.NOT_FOUND, GrpcStatus.INVALID_ARGUMENT)
+# A server that knows no such model is there.
 _LIVE: Final = (GrpcStatus.OK, *_ABSENT)
 _NOT_READY: Final = (*_ABSENT, GrpcStatus.FAILED_PRECONDITION, GrpcStatus.UNAVAILABLE)
 
@@ -119,7 +119,11 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse], DeclaringCodec):
         self._models = ModelTable(limits)
         self.whole = "" if self._options.changes_messages else NAME
         self.messages = ProtobufMessages(pb.DESCRIPTOR)
-        health = Handling(_server_status, by_status=_is_live)
+        ask = pb.GetModelStatusRequest().SerializeToString()
+        health = Handling(
+            lambda call: unary_request(call, _STATUS_METHOD, (ask,)),
+            by_status=lambda wire: True if wire.status in _LIVE else None,
+        )
         signature, is_content = self._options.signature, self._options.tensor_content
         self.calls = {
             InferRequest: Handling(
@@ -129,15 +133,30 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse], DeclaringCodec):
                 pass_on=partial(_passed, _REPLY_MODEL),
             ),
             ModelMetadataRequest: Handling(
-                _metadata,
-                partial(_read_metadata, signature, limits),
-                _write_metadata,
+                lambda call: _about_model(
+                    call, _METADATA_METHOD, pb.GetModelMetadataRequest(metadata_field=[FIELD])
+                ),
+                lambda call, wire: read_metadata(
+                    parse(wire.view, pb.GetModelMetadataResponse),
+                    required_model(call).name,
+                    signature,
+                    limits,
+                ),
+                lambda call, reply: reply_of(write_metadata(form_of(call, CalledModel), reply)),
                 pass_on=partial(_passed, _METADATA_MODEL),
             ),
-            ServerStatusRequest: Handling(encode_reply=_write_status),
+            ServerStatusRequest: Handling(
+                encode_reply=lambda call, reply: reply_of(
+                    write_status(versions_of(form_of(call, CalledModel), reply))
+                )
+            ),
             ServerLiveRequest: health,
             ServerReadyRequest: health,
-            ModelReadyRequest: Handling(_model_status, _is_ready, by_status=_is_absent),
+            ModelReadyRequest: Handling(
+                lambda call: _about_model(call, _STATUS_METHOD, pb.GetModelStatusRequest()),
+                lambda _call, wire: is_available(parse(wire.view, pb.GetModelStatusResponse)),
+                by_status=lambda wire: False if wire.status in _NOT_READY else None,
+            ),
         }
 
     def declare(self, declared: Mapping[str, ModelDeclaration], /) -> None:
@@ -307,46 +326,6 @@ def _about_model(call: Call[Any], method: str, message: Any) -> GrpcRequest:
     spec = messages.spec_message(model.name, required_version(model))
     message.model_spec.ParseFromString(spec)
     return unary_request(call, method, (message.SerializeToString(),))
-
-
-def _server_status(call: Call[bool]) -> GrpcRequest:
-    return unary_request(call, _STATUS_METHOD, (pb.GetModelStatusRequest().SerializeToString(),))
-
-
-def _model_status(call: ModelReadyRequest) -> GrpcRequest:
-    return _about_model(call, _STATUS_METHOD, pb.GetModelStatusRequest())
-
-
-def _metadata(call: ModelMetadataRequest) -> GrpcRequest:
-    return _about_model(call, _METADATA_METHOD, pb.GetModelMetadataRequest(metadata_field=[FIELD]))
-
-
-def _read_metadata(
-    signature: str, limits: MessageLimits, call: ModelMetadataRequest, wire: GrpcResponse
-) -> ModelMetadata:
-    message = parse(wire.view, pb.GetModelMetadataResponse)
-    return read_metadata(message, required_model(call).name, signature, limits)
-
-
-def _is_live(wire: GrpcResponse) -> bool | None:
-    """Return whether a server is there: one that knows no such model is."""
-    return True if wire.status in _LIVE else None
-
-
-def _is_absent(wire: GrpcResponse) -> bool | None:
-    return False if wire.status in _NOT_READY else None
-
-
-def _is_ready(_call: ModelReadyRequest, wire: GrpcResponse) -> bool:
-    return is_available(parse(wire.view, pb.GetModelStatusResponse))
-
-
-def _write_metadata(call: ModelMetadataRequest, reply: ModelMetadata) -> GrpcResponse:
-    return reply_of(write_metadata(form_of(call, CalledModel), reply))
-
-
-def _write_status(call: ServerStatusRequest, reply: ServerStatus) -> GrpcResponse:
-    return reply_of(write_status(versions_of(form_of(call, CalledModel), reply)))
 
 
 def _passed(spec: int, call: Call[Any], reply: Origin) -> GrpcResponse:

@@ -54,7 +54,7 @@ class TorchServeRestClient:
     def __init__(self, models: BodyForms, reader: BodyReader) -> None:
         self._models = models
         self._reader = reader
-        health = Handling(partial(get_request, path=PING), by_status=_is_ok)
+        health = Handling(partial(get_request, path=PING), by_status=lambda wire: wire.status == OK)
         self.calls: Mapping[type[Call[Any]], Handling] = {
             InferRequest: Handling(
                 self._prediction, self._read_prediction, send_on=self._sent_prediction
@@ -106,10 +106,6 @@ class TorchServeRestClient:
         item = Item(wire.view, is_json, "response")
         outputs = self._reader.response(item, self._models.form(model.name))
         return InferResponse(model=model, outputs=outputs, batch_size=1)
-
-
-def _is_ok(wire: HttpResponse) -> bool:
-    return wire.status == OK
 
 
 def _sequence(call: InferRequest) -> tuple[tuple[str, str], ...]:

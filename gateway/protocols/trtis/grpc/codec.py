@@ -63,11 +63,9 @@ from gateway.wire.errors import (
     GRPC_STATUS,
     TOO_MANY_REQUESTS,
     clip,
-    error_class_of_grpc,
-    strip_traceback,
     unknown_method,
 )
-from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus
+from gateway.wire.grpc import GrpcRequest, GrpcResponse
 from gateway.wire.heads.metadata import grpc_context, unary_request
 from gateway.wire.protobuf.library import methods_of, parse, serialized_files
 from gateway.wire.protobuf.messages import FieldKind, MessageDescriptor, MessageField
@@ -80,6 +78,7 @@ from gateway.wire.protobuf.plain import (
     without_field,
 )
 from gateway.wire.protobuf.wire_format import LEN, Parts, WireError, put_bytes, tag, varint
+from gateway.wire.status_errors import StatusErrorForm
 
 
 class InferMessage(NamedTuple):
@@ -141,6 +140,7 @@ RESPONSE: Final = MessageDescriptor(
 )
 
 NAME: Final = "trtis.grpc"
+_ERRORS: Final = StatusErrorForm(codec=NAME)
 
 _INFER, _STREAM = SERVICE + "Infer", SERVICE + "StreamInfer"
 
@@ -270,12 +270,7 @@ class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
 
     def error_in(self, call: Call[Any], wire: GrpcResponse, /) -> errors.GatewayError | None:
         """Return the error of an upstream's gRPC status; that in a message is read with it."""
-        if wire.status is GrpcStatus.OK:
-            return None
-        kind = error_class_of_grpc(wire.status)
-        text = strip_traceback(wire.details)
-        text = text or f"upstream responded with the gRPC status {wire.status.name}"
-        return kind(text, model=call.model, origin=Origin(NAME, wire))
+        return _ERRORS.read(call.model, wire)
 
     def decode_item(self, call: StreamInferRequest, wire: GrpcResponse, /) -> InferResponse:
         """Read the response of an upstream's stream, which has one for each request.
