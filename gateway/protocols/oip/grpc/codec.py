@@ -150,7 +150,10 @@ class GrpcCodec(
                     call, advertised_extensions(reply, self._extensions)
                 ),
             ),
-            ModelReadyRequest: replace(calls[ModelReadyRequest], by_status=_not_ready),
+            ModelReadyRequest: replace(
+                calls[ModelReadyRequest],
+                by_status=lambda wire: False if wire.status in NOT_READY else None,
+            ),
         }
 
     def decode_call(self, wire: GrpcRequest, request_id: str = "", /) -> Call[Any]:
@@ -318,10 +321,6 @@ def _write_call(messages: CallMessages, dialect: GrpcDialect, call: Call[Any]) -
 
 def _write_reply(messages: CallMessages, call: Call[Any], reply: object) -> GrpcResponse:
     return GrpcResponse((messages.write_reply(call, reply).SerializeToString(),))
-
-
-def _not_ready(wire: GrpcResponse) -> bool | None:
-    return False if wire.status in NOT_READY else None
 
 
 def _decode_stream(infer: Inferences, wire: GrpcRequest) -> StreamInferRequest:

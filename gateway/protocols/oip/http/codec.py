@@ -137,6 +137,7 @@ _MODEL_ACTIONS: Mapping[type[Call[Any]], str] = {
     ModelReadyRequest: "ready",
     ModelMetadataRequest: "",
 }
+# Statuses of a server or a model that is not ready.
 _REFUSED: Final = frozenset({*range(400, 500), HTTP_STATUS[errors.ErrorCode.NOT_READY]})
 _CACHE_ENTRIES = 1024
 _REMEMBERED_BYTES = 512
@@ -388,7 +389,8 @@ class HttpCodec(
 def _write_infer(dialect: Dialect, limits: MessageLimits, call: InferRequest) -> HttpRequest:
     context = call.context
     request_id = context.request_id
-    headers, body = encode_request(call, _sent_id(dialect, call, request_id), dialect, limits)
+    sent_id = call.id or request_id or _spare_id(dialect)
+    headers, body = encode_request(call, sent_id, dialect, limits)
     if context.metadata:
         headers = extended_headers(headers, context.metadata, request_id)
         request_id = ""
@@ -401,7 +403,7 @@ def _write_infer(dialect: Dialect, limits: MessageLimits, call: InferRequest) ->
 def _read_infer(
     dialect: Dialect, templates: ReplyTemplates, call: InferRequest, wire: HttpResponse
 ) -> InferResponse:
-    sent_id = _sent_id(dialect, call, call.context.request_id)
+    sent_id = call.id or call.context.request_id or _spare_id(dialect)
     return decode_response(call, sent_id, wire, templates, dialect, dialect.echoes_id)
 
 
@@ -424,7 +426,7 @@ def _write_stream(dialect: Dialect, limits: MessageLimits, call: StreamInferRequ
         raise errors.Unsupported(
             f"the dialect {dialect.name!r} has no streams of tensors over HTTP"
         )
-    sent_id = _sent_id(dialect, call.request, call.context.request_id)
+    sent_id = call.request.id or call.context.request_id or _spare_id(dialect)
     headers, body = encode_request(call.request, sent_id, dialect, limits, binary_out=False)
     return _post(call, _model_path(dialect, call, "infer_stream"), body, headers)
 
@@ -435,13 +437,13 @@ def _read_item(
     """Read one event, cut out by `splitter`; an error between events is an item with it."""
     if dialect.has_generate_stream:
         return decode_generated(call, wire, templates.limits)
-    sent_id = _sent_id(dialect, call.request, call.context.request_id)
+    sent_id = call.request.id or call.context.request_id or _spare_id(dialect)
     return decode_event(call, sent_id, wire, templates, dialect)
 
 
-def _sent_id(dialect: Dialect, request: InferRequest, request_id: str) -> str:
-    """Return the id of a request on the wire; KServe fails on requests without one."""
-    return request.id or request_id or ("gateway" if dialect.needs_id else "")
+def _spare_id(dialect: Dialect) -> str:
+    """Return the id of a request without one: KServe fails on it."""
+    return "gateway" if dialect.needs_id else ""
 
 
 def _question(dialect: Dialect, call: Call[Any]) -> HttpRequest:
@@ -469,7 +471,7 @@ def _health(
         lambda call, reply: management.encode_health(
             key, healthy=reply, unhealthy_status=unhealthy, model=call.model
         ),
-        _refused,
+        lambda wire: False if wire.status in _REFUSED else None,
     )
 
 
@@ -509,11 +511,6 @@ def _post(
 ) -> HttpRequest:
     pairs = Headers((*headers.pairs, *http_headers(call.context)))
     return HttpRequest("POST", path, "", pairs, body, call.context.deadline)
-
-
-def _refused(wire: HttpResponse) -> bool | None:
-    """Return False for the status of a server or model that is not ready; None for others."""
-    return False if wire.status in _REFUSED else None
 
 
 def _wants_whole_index(call: Call[Any]) -> bool:
