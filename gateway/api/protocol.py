@@ -545,6 +545,17 @@ def unsupported(call: Call[Any], name: str) -> Unsupported:
     return Unsupported(f"{words_of(call)} is not supported over {name}", model=call.model)
 
 
+def named_model(title: str, call: Call[Any]) -> ModelRef:
+    """Return the model of a call to an upstream of the protocol *title*.
+
+    Raises:
+        Unsupported: The call names no model.
+    """
+    if call.model is None or not call.model.name:
+        raise Unsupported(f"{words_of(call)} names no model: {title} needs one")
+    return call.model
+
+
 Options = Mapping[str, Any]
 """Protocol options from YAML; each protocol validates its own."""
 

@@ -9,9 +9,19 @@ from dataclasses import dataclass
 from gateway.ir.context import ModelRef, Origin
 from gateway.ir.errors import GatewayError
 from gateway.ir.limits import MessageLimits
-from gateway.wire.errors import clip, strip_traceback
+from gateway.wire.errors import GRPC_STATUS, clip, error_class_of_grpc, strip_traceback
 from gateway.wire.grpc import GrpcResponse, GrpcStatus
 from gateway.wire.protobuf.plain import passed_metadata
+
+
+def usual_status(error: GatewayError) -> GrpcStatus:
+    """Return the status of *error* in protocols without statuses of their own."""
+    return GRPC_STATUS[error.code]
+
+
+def class_of_status(status: GrpcStatus, _text: str) -> type[GatewayError]:
+    """Return the class of error that a status means, where nothing else tells it."""
+    return error_class_of_grpc(status)
 
 
 def message_of(error: GatewayError, _limit_bytes: int) -> str:
@@ -32,8 +42,8 @@ class StatusErrorForm:
     """
 
     codec: str
-    status: Callable[[GatewayError], GrpcStatus]
-    error_class: Callable[[GrpcStatus, str], type[GatewayError]]
+    status: Callable[[GatewayError], GrpcStatus] = usual_status
+    error_class: Callable[[GrpcStatus, str], type[GatewayError]] = class_of_status
     text: Callable[[GatewayError, int], str] = message_of
 
     def write(self, error: GatewayError, limits: MessageLimits) -> GrpcResponse:

@@ -128,21 +128,30 @@ class HttpCodec(Codec[HttpRequest, HttpResponse]):
         self._settings = read_options(options or {})
         self.needs = translate.needs_of(self._settings)
         self.whole = "" if self._settings.changes_messages else NAME
+        self._read = read = translate.reply_reader(NAME, self._settings, limits, self.whole)
         # One path of one model has no index.
         ask_index = None if self._settings.path else partial(get_request, path=PREFIX)
-        live = Handling(self._question, None, _encode_health, _is_there)
+        live = Handling(self._question, None, _encode_health, lambda _wire: True)
         ready = replace(live, by_status=_has_no_fault)
         if self._settings.health == CONTROL:
             live = Handling(partial(get_request, path=IS_ALIVE), None, _encode_health, _is_ok)
             ready = replace(live, encode_call=partial(get_request, path=IS_READY))
         self.calls = {
-            InferRequest: Handling(self._infer, self._read_inference, _encode_infer),
-            ModelMetadataRequest: Handling(self._question, self._read, _encode_metadata),
-            RepositoryIndexRequest: Handling(ask_index, self._read_index, _encode_index),
+            InferRequest: Handling(
+                lambda call: self._post(call, translate.encode_infer(call, self._settings)),
+                self._read_inference,
+                _encode_infer,
+            ),
+            ModelMetadataRequest: Handling(self._question, read, _encode_metadata),
+            RepositoryIndexRequest: Handling(
+                ask_index,
+                lambda _call, wire: metadata_json.read_index(wire.view, limits),
+                lambda _call, reply: _json(metadata_json.show_index(reply)),
+            ),
             ServerLiveRequest: live,
             ServerReadyRequest: ready,
-            ModelReadyRequest: Handling(self._question, self._read, by_status=_is_not_ready),
-            ServerMetadataRequest: Handling(self._question, self._read),
+            ModelReadyRequest: Handling(self._question, read, by_status=_is_not_ready),
+            ServerMetadataRequest: Handling(self._question, read),
         }
 
     def decode_call(self, wire: HttpRequest, _request_id: str = "", /) -> Call[Any]:
@@ -253,9 +262,6 @@ class HttpCodec(Codec[HttpRequest, HttpResponse]):
             return self._settings.path
         return PREFIX if call.model is None else model_path(call.model)
 
-    def _infer(self, call: InferRequest) -> HttpRequest:
-        return self._post(call, translate.encode_infer(call, self._settings))
-
     def _question(self, call: Call[Any]) -> HttpRequest:
         return self._post(call, (METADATA_REQUEST,))
 
@@ -264,20 +270,6 @@ class HttpCodec(Codec[HttpRequest, HttpResponse]):
         if self.sends_on(call) and len(set(names)) < len(names):  # the server repeats them
             call = call.changed(outputs=())
         return self._read(call, wire)
-
-    def _read(self, call: Call[Any], wire: HttpResponse) -> Any:
-        try:
-            message = FlatbufferMessage(wire.view, self._limits)
-            return translate.decode_reply_message(call, message, self._settings, NAME)
-        except UpstreamFault as fault:
-            return fault.reply(call, Origin(NAME, wire, fault.error, whole=self.whole))
-
-    def _read_index(self, _call: RepositoryIndexRequest, wire: HttpResponse) -> Any:
-        return metadata_json.read_index(wire.view, self._limits)
-
-
-def _is_there(_wire: HttpResponse) -> bool:
-    return True
 
 
 def _is_ok(wire: HttpResponse) -> bool:
@@ -299,13 +291,12 @@ def _encode_infer(call: InferRequest, reply: InferResponse) -> HttpResponse:
 
 def _encode_metadata(call: ModelMetadataRequest, reply: ModelMetadata) -> HttpResponse:
     if _form_of(call).kind is RequestKind.SHOWN:
-        shown = metadata_json.show_metadata(reply)
-        return HttpResponse(OK, _JSON, (shown,), is_compressible=True)
+        return _json(metadata_json.show_metadata(reply))
     return HttpResponse(OK, _BYTES, (translate.encode_metadata(reply),))
 
 
-def _encode_index(_call: RepositoryIndexRequest, reply: Any) -> HttpResponse:
-    return HttpResponse(OK, _JSON, (metadata_json.show_index(reply),), is_compressible=True)
+def _json(body: bytes) -> HttpResponse:
+    return HttpResponse(OK, _JSON, (body,), is_compressible=True)
 
 
 def _encode_health(_call: Call[bool], reply: bool) -> HttpResponse:

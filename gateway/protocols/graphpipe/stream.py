@@ -16,7 +16,6 @@ from gateway.api.protocol import Codec, Handling
 from gateway.ir.calls import (
     Call,
     InferRequest,
-    InferResponse,
     ModelMetadataRequest,
     ModelReadyRequest,
     ServerLiveRequest,
@@ -32,7 +31,6 @@ from gateway.ir.errors import (
     Unsupported,
 )
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
-from gateway.ir.metadata import ModelMetadata
 from gateway.protocols.graphpipe import translate
 from gateway.protocols.graphpipe.flatbuffer_reader import FlatbufferMessage
 from gateway.protocols.graphpipe.flatbuffer_writer import (
@@ -42,7 +40,6 @@ from gateway.protocols.graphpipe.flatbuffer_writer import (
 )
 from gateway.protocols.graphpipe.messages import open_request
 from gateway.protocols.graphpipe.options import read_options
-from gateway.protocols.graphpipe.translate import UpstreamFault
 from gateway.wire.errors import passed_failure
 from gateway.wire.http import Buffer
 from gateway.wire.stream import Frame
@@ -224,16 +221,23 @@ class GraphPipeStreamCodec(Codec[Frame, Frame]):
         self._settings = read_options(options or {})
         self.needs = translate.needs_of(self._settings)
         self.whole = "" if self._settings.changes_messages else NAME
+        self._read = read = translate.reply_reader(NAME, self._settings, limits, self.whole)
         self.calls = {
-            **dict.fromkeys(_METADATA_CALLS, Handling(_question, self._read)),
-            InferRequest: Handling(self._infer, self._read_inference, _encode_infer),
-            ModelMetadataRequest: Handling(_question, self._read, _encode_metadata),
-            ServerLiveRequest: Handling(_question, by_status=_is_there),
+            **dict.fromkeys(_METADATA_CALLS, Handling(_question, read)),
+            InferRequest: Handling(
+                lambda call: Frame(
+                    translate.encode_infer(call, self._settings), None, call.context.deadline
+                ),
+                self._read_inference,
+                lambda call, reply: Frame(
+                    translate.encode_infer_reply(reply, _requested_names(call))
+                ),
+            ),
+            ModelMetadataRequest: Handling(
+                _question, read, lambda _call, reply: Frame((translate.encode_metadata(reply),))
+            ),
+            ServerLiveRequest: Handling(_question, by_status=lambda _wire: True),
         }
-
-    def _infer(self, call: InferRequest) -> Frame:
-        payload = translate.encode_infer(call, self._settings)
-        return Frame(payload, None, call.context.deadline)
 
     def decode_call(self, wire: Frame, _request_id: str = "", /) -> Call[Any]:
         """Read a client's message; inputs are views of it.
@@ -280,28 +284,9 @@ class GraphPipeStreamCodec(Codec[Frame, Frame]):
             call = call.changed(outputs=())
         return self._read(call, wire)
 
-    def _read(self, call: Call[Any], wire: Frame) -> Any:
-        try:
-            message = FlatbufferMessage(wire.view, self._limits)
-            return translate.decode_reply_message(call, message, self._settings, NAME)
-        except UpstreamFault as fault:
-            return fault.reply(call, Origin(NAME, wire, fault.error, whole=self.whole))
-
-
-def _is_there(_wire: Frame) -> bool:
-    return True
-
 
 def _question(call: Call[Any]) -> Frame:
     return Frame((METADATA_REQUEST,), None, call.context.deadline)
-
-
-def _encode_infer(call: InferRequest, reply: InferResponse) -> Frame:
-    return Frame(translate.encode_infer_reply(reply, _requested_names(call)))
-
-
-def _encode_metadata(_call: ModelMetadataRequest, reply: ModelMetadata) -> Frame:
-    return Frame((translate.encode_metadata(reply),))
 
 
 def _context(wire: Frame, form: tuple[str, ...] | ModelRef, whole: str) -> Context:

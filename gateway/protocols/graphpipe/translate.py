@@ -271,32 +271,31 @@ def is_not_ready(status: int) -> bool:
     return error_class_of_http(status).code in _NOT_READY
 
 
-def decode_reply_message(
-    call: Call[Any], message: FlatbufferMessage, settings: GraphPipeOptions, codec: str
-) -> Any:
-    """Return the reply to *call* in *message*.
+def reply_reader(
+    codec: str, settings: GraphPipeOptions, limits: MessageLimits, whole: str
+) -> Callable[[Call[Any], Any], Any]:
+    """Return the function that reads an upstream's response to a call.
 
-    Raises:
-        UpstreamFault: It contains an error.
-        GatewayError: It cannot be used, or *codec* does not support the call.
+    It raises a GatewayError for a response that cannot be used, or with an error.
+
+    Args:
+        codec: The name of the codec, which has no replies to other calls than those in `_READERS`.
+        settings: The options of the upstream.
+        limits: The limits of a message.
+        whole: The form of messages that pass as they came.
     """
-    read = _READERS.get(type(call))
-    if read is None:
-        raise unsupported(call, codec)
-    return read(call, message, settings)
 
+    def read(call: Call[Any], wire: Any) -> Any:
+        try:
+            message = FlatbufferMessage(wire.view, limits)
+            read_message = _READERS.get(type(call))
+            if read_message is None:
+                raise unsupported(call, codec)
+            return read_message(call, message, settings)
+        except UpstreamFault as fault:
+            return fault.reply(call, Origin(codec, wire, fault.error, whole=whole))
 
-def _model_metadata(
-    call: ModelMetadataRequest, message: FlatbufferMessage, _settings: GraphPipeOptions
-) -> ModelMetadata:
-    return model_metadata(decode_metadata(message), call.model)
-
-
-def _server_metadata(
-    _call: ServerMetadataRequest, message: FlatbufferMessage, _settings: GraphPipeOptions
-) -> ServerMetadata:
-    found = decode_metadata(message)
-    return ServerMetadata(found.server, found.version)
+    return read
 
 
 def _is_ready(_call: Call[bool], message: FlatbufferMessage, _settings: GraphPipeOptions) -> bool:
@@ -309,8 +308,12 @@ _READERS: Final[
     Mapping[type[Call[Any]], Callable[[Any, FlatbufferMessage, GraphPipeOptions], Any]]
 ] = {
     InferRequest: decode_infer_reply,
-    ModelMetadataRequest: _model_metadata,
-    ServerMetadataRequest: _server_metadata,
+    ModelMetadataRequest: lambda call, message, _settings: model_metadata(
+        decode_metadata(message), call.model
+    ),
+    ServerMetadataRequest: lambda _call, message, _settings: _server_metadata(
+        decode_metadata(message)
+    ),
     ModelReadyRequest: _is_ready,
     ServerReadyRequest: _is_ready,
 }
@@ -331,6 +334,10 @@ def decode_metadata(message: FlatbufferMessage) -> MetadataMessage:
     if errors:
         raise UpstreamFault(*errors[0])
     raise MalformedMessage("metadata response has neither inputs nor outputs")
+
+
+def _server_metadata(found: MetadataMessage) -> ServerMetadata:
+    return ServerMetadata(found.server, found.version)
 
 
 def model_metadata(found: MetadataMessage, model: ModelRef | None) -> ModelMetadata:

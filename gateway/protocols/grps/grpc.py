@@ -7,6 +7,7 @@ Source: docs/protocols/grps.md, "11. gRPC".
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
 from gateway.api.protocol import Codec
@@ -18,40 +19,33 @@ from gateway.protocols.grps import methods
 from gateway.protocols.grps.brpc import codec
 from gateway.protocols.grps.content import ReplyFormat, has_only_text
 from gateway.protocols.grps.errors import NoMethod, ends_call
-from gateway.protocols.grps.messages import GrpsMessage
 from gateway.protocols.grps.options import read_options
 from gateway.protocols.grps.protobuf.message import read_message, write_message
 from gateway.schema import grps_pb2 as pb
-from gateway.wire.errors import GRPC_STATUS, clip, error_class_of_grpc, strip_traceback
-from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
+from gateway.wire.errors import GRPC_STATUS, clip
+from gateway.wire.grpc import GrpcRequest, GrpcResponse, MethodKind
 from gateway.wire.heads.metadata import grpc_context, unary_request
+from gateway.wire.protobuf.library import methods_of, serialized_files
 from gateway.wire.protobuf.plain import (
     ProtobufMessages,
     ended_call,
     passed_message,
     with_texts,
 )
+from gateway.wire.status_errors import StatusErrorForm
 
 NAME: Final = "grps.grpc"
+_ERRORS: Final = StatusErrorForm(codec=NAME)
 SERVICE: Final = "/grps.protos.v1.GrpsService/"
 
-METHODS: Final[Mapping[str, MethodKind]] = {
-    SERVICE + method: (
-        MethodKind.SERVER_STREAM if method == methods.PREDICT_STREAMING else MethodKind.UNARY
-    )
-    for method in methods.METHODS
-}
+METHODS: Final = methods_of(pb.DESCRIPTOR)
+file_descriptors: Final = partial(serialized_files, pb.DESCRIPTOR)
 _PREDICT: Final = SERVICE + methods.PREDICT
 _MODEL: Final = 2
 BRPC_METHODS: Final[Mapping[str, MethodKind]] = {
     f"/{codec.SERVICE}/{method}": MethodKind.UNARY for method in codec.METHODS
 }
 """The same methods in brpc's service, whose port serves gRPC too."""
-
-
-def file_descriptors() -> tuple[bytes, ...]:
-    """Return the serialized FileDescriptorProtos of the service, for server reflection."""
-    return (pb.DESCRIPTOR.serialized_pb,)
 
 
 class GrpcCodec(Codec[GrpcRequest, GrpcResponse]):
@@ -73,7 +67,14 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse]):
         self._limits = limits
         self._settings = read_options(options)
         self.whole = "" if self._settings.changes_messages else NAME
-        carrier = methods.GrpsCarrier(NAME, _ask, self._message, _response)
+        carrier = methods.GrpsCarrier(
+            NAME,
+            lambda call, method, message: unary_request(
+                call, SERVICE + method, write_message(message)
+            ),
+            lambda _call, wire: read_message(wire.view, limits),
+            lambda _call, message: GrpcResponse(write_message(message)),
+        )
         self.calls = methods.handlings(carrier, self._settings, limits)
 
     def decode_call(self, wire: GrpcRequest, _request_id: str = "", /) -> Call[Any]:
@@ -116,24 +117,8 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse]):
         if ends_call(error, unread=call is None):
             details = clip(error.message, self._limits.error_text_bytes)
             return GrpcResponse(status=GRPC_STATUS[error.code], details=details)
-        return _response(call, methods.failure_of(error, self._limits))
+        return GrpcResponse(write_message(methods.failure_of(error, self._limits)))
 
     def error_in(self, call: Call[Any], wire: GrpcResponse, /) -> GatewayError | None:
         """Return the error that ended an upstream's call; None where there is a message."""
-        if wire.status is GrpcStatus.OK:
-            return None
-        text = strip_traceback(wire.details)
-        text = text or f"upstream responded with the status {wire.status.name}"
-        kind = error_class_of_grpc(wire.status)
-        return kind(text, model=call.model, origin=Origin(NAME, wire))
-
-    def _message(self, _call: Call[Any], wire: GrpcResponse) -> GrpsMessage:
-        return read_message(wire.view, self._limits)
-
-
-def _ask(call: Call[Any], method: str, message: GrpsMessage) -> GrpcRequest:
-    return unary_request(call, SERVICE + method, write_message(message))
-
-
-def _response(_call: Call[Any] | None, message: GrpsMessage) -> GrpcResponse:
-    return GrpcResponse(write_message(message))
+        return _ERRORS.read(call.model, wire)

@@ -422,14 +422,6 @@ def _always(method: str) -> Callable[[Any, GrpsOptions], str]:
     return lambda _call, _settings: method
 
 
-def _readiness(_call: ServerReadyRequest, settings: GrpsOptions) -> str:
-    return LIVENESS if settings.readiness == LIVE else READINESS
-
-
-def _switch(call: ServerSwitchRequest, _settings: GrpsOptions) -> str:
-    return ONLINE if call.is_online else OFFLINE
-
-
 def _nothing(_call: Call[Any], _settings: GrpsOptions) -> GrpsMessage:
     return GrpsMessage()
 
@@ -439,27 +431,9 @@ def _inference(call: InferRequest, settings: GrpsOptions) -> GrpsMessage:
     return keyed(message, model_key(call.model, settings))
 
 
-def _streamed(call: StreamInferRequest, settings: GrpsOptions) -> GrpsMessage:
-    return _inference(call.request, settings)
-
-
-def _named(call: ModelMetadataRequest, settings: GrpsOptions) -> GrpsMessage:
-    return GrpsMessage(form=ContentFormat.STR_DATA, text=_server_name(call.model, settings))
-
-
 def _of_any_model(call: ModelReadyRequest, settings: GrpsOptions) -> GrpsMessage:
     model_key(call.model, settings)  # refuses a version without a key
     return GrpsMessage()
-
-
-def _metadata(response: MethodResponse) -> ModelMetadata:
-    model = response.call.model or ModelRef("")
-    return _model_metadata(model, response.text, response.settings, response.limits)
-
-
-def _is_listed(response: MethodResponse) -> bool:
-    key = model_key(response.call.model, response.settings)
-    return lists_model(response.text, key, response.limits)
 
 
 def _server(response: MethodResponse) -> ServerMetadata:
@@ -477,32 +451,54 @@ def _health(_call: Call[bool], reply: bool, _form: ReplyFormat) -> GrpsMessage:
     return failure(STATUS_CODE[errors.ErrorCode.NOT_READY], _NOT_READY)
 
 
-def _done(_call: Call[Any], _reply: None, _form: ReplyFormat) -> GrpsMessage:
-    return GrpsMessage(status=SUCCESS)
-
-
-def _status(_call: ServerStatusRequest, reply: Any, _form: ReplyFormat) -> GrpsMessage:
-    return _text(write_server(reply))
-
-
-def _model(call: ModelMetadataRequest, reply: ModelMetadata, _form: ReplyFormat) -> GrpsMessage:
-    return _text(write_model(reply, "" if call.model is None else call.model.version))
-
-
 _SERVER_METADATA = _always(SERVER_METADATA)
 CALLS: Final[Mapping[type[Call[Any]], MethodHandling]] = {
     InferRequest: MethodHandling(_always(PREDICT), _inference, _infer_reply, _written),
-    StreamInferRequest: MethodHandling(_always(PREDICT_STREAMING), _streamed, _item, _written),
+    StreamInferRequest: MethodHandling(
+        _always(PREDICT_STREAMING),
+        lambda call, settings: _inference(call.request, settings),
+        _item,
+        _written,
+    ),
     ServerLiveRequest: MethodHandling(_always(LIVENESS), _nothing, lambda _: True, _health),
-    ServerReadyRequest: MethodHandling(_readiness, _nothing, lambda _: True, _health),
-    ServerSwitchRequest: MethodHandling(_switch, _nothing, lambda _: None, _done),
+    ServerReadyRequest: MethodHandling(
+        lambda _call, settings: LIVENESS if settings.readiness == LIVE else READINESS,
+        _nothing,
+        lambda _: True,
+        _health,
+    ),
+    ServerSwitchRequest: MethodHandling(
+        lambda call, _settings: ONLINE if call.is_online else OFFLINE,
+        _nothing,
+        lambda _: None,
+        lambda _call, _reply, _form: GrpsMessage(status=SUCCESS),
+    ),
     ServerMetadataRequest: MethodHandling(_SERVER_METADATA, _nothing, _server),
-    ServerStatusRequest: MethodHandling(_SERVER_METADATA, write=_status),
+    ServerStatusRequest: MethodHandling(
+        _SERVER_METADATA, write=lambda _call, reply, _form: _text(write_server(reply))
+    ),
     RepositoryIndexRequest: MethodHandling(
         _SERVER_METADATA, _nothing, lambda response: read_models(response.text, response.limits)
     ),
-    ModelMetadataRequest: MethodHandling(_always(MODEL_METADATA), _named, _metadata, _model),
+    ModelMetadataRequest: MethodHandling(
+        _always(MODEL_METADATA),
+        lambda call, settings: GrpsMessage(
+            form=ContentFormat.STR_DATA, text=_server_name(call.model, settings)
+        ),
+        lambda response: _model_metadata(
+            response.call.model or ModelRef(""), response.text, response.settings, response.limits
+        ),
+        lambda call, reply, _form: _text(
+            write_model(reply, "" if call.model is None else call.model.version)
+        ),
+    ),
     # Readiness is the server's; its metadata lists the models.
-    ModelReadyRequest: MethodHandling(_SERVER_METADATA, _of_any_model, _is_listed),
+    ModelReadyRequest: MethodHandling(
+        _SERVER_METADATA,
+        _of_any_model,
+        lambda response: lists_model(
+            response.text, model_key(response.call.model, response.settings), response.limits
+        ),
+    ),
 }
 """How each kind of call is a method."""

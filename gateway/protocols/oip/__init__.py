@@ -17,7 +17,8 @@ from gateway.api.protocol import (
 )
 from gateway.protocols.oip.dialects import KSERVE, dialect_of
 from gateway.protocols.oip.grpc.codec import METHODS, GrpcCodec, file_descriptors
-from gateway.protocols.oip.http.sagemaker import container_claims, make_codec
+from gateway.protocols.oip.http.codec import HttpCodec
+from gateway.protocols.oip.http.sagemaker import container_claims
 from gateway.protocols.oip.options import UNKNOWN, check_options, extension_status
 from gateway.protocols.oip.server_defects import DEFECTS
 from gateway.wire.heads.sagemaker import REQUEST_HEADERS, RESPONSE_HEADERS
@@ -82,7 +83,7 @@ SPEC = ProtocolSpec(
     title="Open Inference v2",
     page="open-inference.md",
     http=HttpBinding(
-        codec=make_codec,
+        codec=HttpCodec,
         prefixes=("/v2",),
         public=("/v2/health/live", "/v2/health/ready"),
         claims=container_claims,

@@ -7,10 +7,12 @@ import enum
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from functools import partial
+from typing import Final, Protocol
 
+from gateway.api.protocol import named_model
 from gateway.ir.context import ModelRef
-from gateway.ir.errors import VersionNotNumeric
+from gateway.ir.errors import Unsupported, VersionNotNumeric
 
 
 class NonfiniteWords(enum.Enum):
@@ -189,17 +191,39 @@ def dialect_of(server_name: str) -> str | None:
     return _SERVER_NAMES.get(server_name.strip().lower())
 
 
-def check_whole_version(model: ModelRef) -> None:
-    """Refuse a version that Triton would read as another one: 1.5 and 1e3 as 1.
+class VersionedDialect(Protocol):
+    """What a kind of server does with the version of a model."""
 
-    Triton itself refuses a version that does not begin with a number.
+    @property
+    def name(self) -> str: ...  # noqa: D102
+    @property
+    def has_versions(self) -> bool: ...  # noqa: D102
+    @property
+    def has_whole_versions(self) -> bool: ...  # noqa: D102
+
+
+required_model: Final = partial(named_model, "Open Inference")
+
+
+def check_version(dialect: VersionedDialect, model: ModelRef) -> None:
+    """Refuse a version where the server would use another one.
+
+    Triton reads 1.5 and 1e3 as 1. It refuses a version that does not begin with a number itself.
 
     Raises:
-        VersionNotNumeric: The version of *model* begins with a number and is not one.
+        VersionNotNumeric: The version begins with a number and is not one.
+        Unsupported: *model* has a version and the dialect has none.
     """
-    if _NUMBER.match(model.version) and not _WHOLE.fullmatch(model.version):
+    version = model.version
+    if dialect.has_whole_versions and _NUMBER.match(version) and not _WHOLE.fullmatch(version):
         raise VersionNotNumeric(
-            f"version {model.version!r} of model {model.name!r} is not a whole number: expected "
+            f"version {version!r} of model {model.name!r} is not a whole number: expected "
             "decimal digits, since the upstream would read another version",
+            model=model,
+        )
+    if version and not dialect.has_versions:
+        raise Unsupported(
+            f"model {model.name!r} has the version {version!r}: "
+            f"the dialect {dialect.name!r} has no versions",
             model=model,
         )

@@ -8,6 +8,7 @@ Source: docs/protocols/seldon.md, "7. Metadata".
 
 from typing import Any
 
+from gateway.ir.context import ModelRef
 from gateway.ir.errors import MalformedMessage
 from gateway.ir.limits import MessageLimits, check_count, check_name
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
@@ -17,7 +18,7 @@ from gateway.protocols.seldon.declarations import SeldonForm
 _DATATYPES = {datatype.name: datatype for datatype in Datatype}
 
 
-def metadata_document(metadata: ModelMetadata, name: str) -> dict[str, Any]:
+def metadata_document(metadata: ModelMetadata, model: ModelRef | None) -> dict[str, Any]:
     """Return the JSON of a model's metadata, with the output that answers if one is declared."""
     form = metadata.declarations.get("seldon")
     answering = form.output if isinstance(form, SeldonForm) else ""
@@ -25,7 +26,7 @@ def metadata_document(metadata: ModelMetadata, name: str) -> dict[str, Any]:
     return {
         "custom": {},
         "inputs": [_entry(each) for each in metadata.inputs],
-        "name": metadata.name or name,
+        "name": metadata.name or ("" if model is None else model.name),
         "outputs": [_entry(each) for each in outputs],
         "platform": metadata.platform,
         "versions": list(metadata.versions),
@@ -40,7 +41,7 @@ def _entry(tensor: TensorMetadata) -> dict[str, Any]:
     }
 
 
-def read_metadata(document: Any, name: str, limits: MessageLimits) -> ModelMetadata:
+def read_metadata(document: Any, model: ModelRef | None, limits: MessageLimits) -> ModelMetadata:
     """Return what a server tells of its model.
 
     Raises:
@@ -52,7 +53,7 @@ def read_metadata(document: Any, name: str, limits: MessageLimits) -> ModelMetad
     versions = document.get("versions")
     platform = document.get("platform")
     return ModelMetadata(
-        name=name,
+        name="" if model is None else model.name,
         versions=tuple(map(str, versions[: limits.tensors])) if type(versions) is list else (),
         platform=platform if isinstance(platform, str) else "",
         inputs=_tensors(document.get("inputs"), "inputs", limits),

@@ -6,13 +6,13 @@ Source: docs/protocols/tensorflow-serving.md, "4. Models, versions and signature
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Final
 
 from msgspec import Struct
 
-from gateway.api.protocol import Limitations
-from gateway.ir.calls import Call, OpaqueCall, words_of
+from gateway.api.protocol import Limitations, named_model
+from gateway.ir.calls import Call, OpaqueCall
 from gateway.ir.context import ModelRef, Need
 from gateway.ir.errors import InvalidRequest, ModelNotFound, Unsupported
 from gateway.ir.limits import MessageLimits, check_name
@@ -240,15 +240,7 @@ def required_version(model: ModelRef) -> int:
     return int(version)
 
 
-def required_model(call: Call[Any]) -> ModelRef:
-    """Return the model of a call to an upstream.
-
-    Raises:
-        Unsupported: The call names no model.
-    """
-    if call.model is None or not call.model.name:
-        raise Unsupported(f"{words_of(call)} names no model: TensorFlow needs one")
-    return call.model
+required_model: Final = partial(named_model, "TensorFlow")
 
 
 def version_is_same(call: Call[Any], called: ModelRef) -> bool:

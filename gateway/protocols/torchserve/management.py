@@ -1,5 +1,7 @@
 """Questions of the management: lists of models, and descriptions of their versions.
 
+`TorchServeForm` is what the codecs keep of any request for its response.
+
 Source: docs/protocols/torchserve.md, "8. Management".
 """
 
@@ -7,9 +9,13 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import orjson
+from msgspec import Struct
 
+from gateway.api.protocol import unsupported
+from gateway.ir.calls import Call, RepositoryIndexRequest, ServerStatusRequest
 from gateway.ir.errors import InvalidRequest, ModelNotFound, VersionNotFound
 from gateway.ir.metadata import ModelState, ModelStatus, RepositoryEntry, ServerStatus
+from gateway.protocols.torchserve.declarations import NO_FORM, BodyForm
 from gateway.protocols.torchserve.models import TorchServeModel, client_version
 
 _LIMIT: Final = 100
@@ -66,8 +72,47 @@ class ModelListPage:
         self.begin = _number("next_page_token", token)
 
 
-def list_document(entries: Sequence[RepositoryEntry], page: ModelListPage) -> bytes:
-    """Return a page of the list of models."""
+class TorchServeForm(Struct, frozen=True):
+    """What the response to a request needs.
+
+    Attributes:
+        called: The model; None for a question about the server.
+        page: The part of the list of models.
+        sequence: gRPC: id of the sequence; "" for none.
+        is_session: gRPC: the request is one of a stream, whose other requests an error leaves
+            alone.
+    """
+
+    called: TorchServeModel | None = None
+    page: ModelListPage | None = None
+    sequence: str = ""
+    is_session: bool = False
+
+    @property
+    def body(self) -> BodyForm:
+        """What is declared of the model."""
+        return NO_FORM if self.called is None else self.called.form
+
+
+_NO_FORM: Final = TorchServeForm()
+
+
+def form_of(call: Call[Any] | None) -> TorchServeForm:
+    """Return what a codec of TorchServe kept for the response; no form for a call of another."""
+    origin = None if call is None else call.context.origin
+    form = None if origin is None else origin.form
+    return form if isinstance(form, TorchServeForm) else _NO_FORM
+
+
+def list_document(call: RepositoryIndexRequest, entries: Sequence[RepositoryEntry]) -> bytes:
+    """Return the requested page of the list of models.
+
+    Raises:
+        Unsupported: The call is of another protocol.
+    """
+    page = form_of(call).page
+    if page is None:
+        raise unsupported(call, "TorchServe")
     names = sorted({entry.name for entry in entries})
     shown = names[page.begin : page.begin + page.limit]
     document: dict[str, Any] = {}
@@ -77,13 +122,17 @@ def list_document(entries: Sequence[RepositoryEntry], page: ModelListPage) -> by
     return orjson.dumps(document, option=orjson.OPT_INDENT_2)
 
 
-def description_document(called: TorchServeModel, status: ServerStatus) -> bytes:
+def description_document(call: ServerStatusRequest, status: ServerStatus) -> bytes:
     """Return the descriptions of the versions of a model, all of them or one.
 
     Raises:
         ModelNotFound: There is no such model.
         VersionNotFound: It does not have the version.
+        Unsupported: The call is of another protocol.
     """
+    called = form_of(call).called
+    if called is None:
+        raise unsupported(call, "TorchServe")
     name = called.name
     if not status.models:
         raise ModelNotFound(f"Model not found: {name}")

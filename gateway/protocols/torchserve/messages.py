@@ -12,9 +12,9 @@ from typing import Any, Final, NamedTuple
 
 from msgspec.structs import replace  # noqa: TID251  # of data, not of calls
 
-from gateway.api.protocol import Limitations
-from gateway.ir.calls import Call, InferRequest, InferResponse, words_of
-from gateway.ir.context import ModelRef, Need
+from gateway.api.protocol import Limitations, named_model
+from gateway.ir.calls import InferRequest, InferResponse
+from gateway.ir.context import Need
 from gateway.ir.errors import InvalidOutput, InvalidRequest, MalformedMessage, TooLarge, Unsupported
 from gateway.ir.limits import MessageLimits, check_name
 from gateway.ir.tensors.data import JsonLayout, UntypedData, UntypedRules
@@ -239,17 +239,7 @@ def _reread(item: Item) -> Mapping[str, Any]:
     return {item.place: loads_to_odd(item.view)}
 
 
-def required_model(call: Call[Any]) -> ModelRef:
-    """Return the model of a call to an upstream.
-
-    Raises:
-        Unsupported: The call names no model.
-    """
-    if call.model is None or not call.model.name:
-        raise Unsupported(f"{words_of(call)} names no model: TorchServe needs one")
-    return call.model
-
-
+required_model: Final = partial(named_model, "TorchServe")
 LIMITATIONS: Final = Limitations(title="TorchServe", classes=True, shared_memory=True)
 
 

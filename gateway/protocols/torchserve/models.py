@@ -80,6 +80,10 @@ class BodyForms:
         """Return what is declared of the model *name*."""
         return self._forms.get(name, NO_FORM)
 
+    def version_of(self, model: ModelRef) -> str:
+        """Return the version of *model* as its servers name it; "" for none."""
+        return client_version(model.version, self.form(model.name)) if model.version else ""
+
     def default(self, model: ModelRef | None) -> TorchServeModel:
         """Return the model of requests that name none."""
         if model is None:

@@ -31,7 +31,7 @@ from gateway.ir.calls import (
 from gateway.ir.context import Context
 from gateway.ir.errors import InvalidRequest, Unsupported
 from gateway.ir.limits import MessageLimits, check_count, check_name
-from gateway.ir.metadata import RepositoryEntry, ServerStatus, SharedRegion
+from gateway.ir.metadata import RepositoryEntry, SharedRegion
 from gateway.protocols.trtis.errors import UnknownMode
 from gateway.protocols.trtis.model_names import checked_model, required_model
 from gateway.protocols.trtis.options import TrtisOptions
@@ -43,6 +43,7 @@ SERVICE = "/nvidia.inferenceserver.GRPCService/"
 
 _LISTED = 10_000
 CUDA_HANDLE_BYTES = 64
+_Control = pb.ModelControlRequest
 _Register = pb.SharedMemoryControlRequest.Register
 
 
@@ -157,11 +158,11 @@ def _read_profile(view: memoryview, context: Context, _limits: MessageLimits) ->
 
 
 def _read_control(view: memoryview, context: Context, limits: MessageLimits) -> Call[Any]:
-    message = parse(view, pb.ModelControlRequest)
-    if message.type not in (pb.ModelControlRequest.LOAD, pb.ModelControlRequest.UNLOAD):
+    message = parse(view, _Control)
+    if message.type not in (_Control.LOAD, _Control.UNLOAD):
         raise UnknownMode(f"model control action is {message.type}: expected LOAD 1 or UNLOAD 0")
     model = checked_model(message.model_name, limits)
-    if message.type == pb.ModelControlRequest.LOAD:
+    if message.type == _Control.LOAD:
         return ModelLoadRequest(model=model, context=context)
     return ModelUnloadRequest(model=model, context=context)
 
@@ -238,15 +239,6 @@ def _health(healthy: bool, _call: Call[Any], _options: TrtisOptions) -> Message:
     return pb.HealthResponse(health=healthy)
 
 
-def _status(status: ServerStatus, call: ServerStatusRequest, options: TrtisOptions) -> Message:
-    only = call.about is not None
-    return pb.StatusResponse(server_status=write_status(status, options, only=only))
-
-
-def _index(entries: Any, _call: Call[Any], _options: TrtisOptions) -> Message:
-    return pb.RepositoryResponse(index=write_index(entries))
-
-
 def _shared_status(regions: Any, _call: Call[Any], _options: TrtisOptions) -> Message:
     written = write_shared_status(regions)
     found = pb.SharedMemoryControlResponse.Status(
@@ -262,8 +254,12 @@ def _nothing(_reply: Any, _call: Call[Any], _options: TrtisOptions) -> Message:
 REPLY_WRITERS: Mapping[type[Call[Any]], Callable[[Any, Any, TrtisOptions], Message]] = {
     ServerLiveRequest: _health,
     ServerReadyRequest: _health,
-    ServerStatusRequest: _status,
-    RepositoryIndexRequest: _index,
+    ServerStatusRequest: lambda status, call, options: pb.StatusResponse(
+        server_status=write_status(status, options, only=call.about is not None)
+    ),
+    RepositoryIndexRequest: lambda entries, _call, _options: pb.RepositoryResponse(
+        index=write_index(entries)
+    ),
     SharedStatusRequest: _shared_status,
     SharedRegisterRequest: _nothing,
     SharedUnregisterRequest: _nothing,
@@ -277,20 +273,6 @@ REPLY_WRITERS: Mapping[type[Call[Any]], Callable[[Any, Any, TrtisOptions], Messa
 
 def _one_status(call: Any) -> Message:
     return pb.StatusRequest(model_name=required_model(call).name)
-
-
-def _any_status(call: Any) -> Message:
-    return _one_status(call) if call.model is not None else pb.StatusRequest()
-
-
-def _load(call: ModelLoadRequest) -> Message:
-    name = model_to_load(call)
-    return pb.ModelControlRequest(model_name=name, type=pb.ModelControlRequest.LOAD)
-
-
-def _unload(call: ModelUnloadRequest) -> Message:
-    name = model_to_unload(call)
-    return pb.ModelControlRequest(model_name=name, type=pb.ModelControlRequest.UNLOAD)
 
 
 def _register(call: Any) -> Message:
@@ -314,12 +296,6 @@ def _unregister(call: Any) -> Message:
     return message
 
 
-def _ask_shared(_call: Any) -> Message:
-    message = pb.SharedMemoryControlRequest()
-    message.status.SetInParent()
-    return message
-
-
 CALL_WRITERS: Mapping[type[Call[Any]], tuple[str, Callable[[Any], Message]]] = {
     ServerLiveRequest: (SERVICE + "Health", lambda _: pb.HealthRequest(mode="live")),
     ServerReadyRequest: (SERVICE + "Health", lambda _: pb.HealthRequest(mode="ready")),
@@ -327,10 +303,22 @@ CALL_WRITERS: Mapping[type[Call[Any]], tuple[str, Callable[[Any], Message]]] = {
     RepositoryIndexRequest: (SERVICE + "Status", lambda _: pb.StatusRequest()),
     ModelReadyRequest: (SERVICE + "Status", _one_status),
     ModelMetadataRequest: (SERVICE + "Status", _one_status),
-    ModelStatisticsRequest: (SERVICE + "Status", _any_status),
-    ModelLoadRequest: (SERVICE + "ModelControl", _load),
-    ModelUnloadRequest: (SERVICE + "ModelControl", _unload),
+    ModelStatisticsRequest: (
+        SERVICE + "Status",
+        lambda call: pb.StatusRequest() if call.model is None else _one_status(call),
+    ),
+    ModelLoadRequest: (
+        SERVICE + "ModelControl",
+        lambda call: _Control(model_name=model_to_load(call), type=_Control.LOAD),
+    ),
+    ModelUnloadRequest: (
+        SERVICE + "ModelControl",
+        lambda call: _Control(model_name=model_to_unload(call), type=_Control.UNLOAD),
+    ),
     SharedRegisterRequest: (SERVICE + "SharedMemoryControl", _register),
     SharedUnregisterRequest: (SERVICE + "SharedMemoryControl", _unregister),
-    SharedStatusRequest: (SERVICE + "SharedMemoryControl", _ask_shared),
+    SharedStatusRequest: (
+        SERVICE + "SharedMemoryControl",
+        lambda _: pb.SharedMemoryControlRequest(status=pb.SharedMemoryControlRequest.Status()),
+    ),
 }

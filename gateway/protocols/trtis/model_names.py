@@ -1,8 +1,9 @@
 """Names and versions of models, as TensorRT v1 allows them over both carriers."""
 
-from typing import Any
+from functools import partial
+from typing import Final
 
-from gateway.ir.calls import Call, words_of
+from gateway.api.protocol import named_model
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import InvalidRequest, Unsupported
 from gateway.ir.limits import MessageLimits, check_name
@@ -22,15 +23,7 @@ def checked_model(name: str, limits: MessageLimits) -> ModelRef:
     return ModelRef(name)
 
 
-def required_model(call: Call[Any]) -> ModelRef:
-    """Return the model of a call to an upstream.
-
-    Raises:
-        Unsupported: The call names no model.
-    """
-    if call.model is None or not call.model.name:
-        raise Unsupported(f"{words_of(call)} names no model: TensorRT v1 needs one")
-    return call.model
+required_model: Final = partial(named_model, "TensorRT v1")
 
 
 def checked_version(model: ModelRef) -> str:

@@ -8,11 +8,8 @@ import pytest
 
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import Context, ModelRef
-from gateway.ir.errors import Overloaded, RateExceeded
+from gateway.ir.errors import GatewayError, Overloaded, RateExceeded
 from gateway.ir.limits import MessageLimits
-from gateway.protocols.graphpipe.flatbuffer_reader import FlatbufferMessage
-from gateway.protocols.graphpipe.options import GraphPipeOptions
-from gateway.protocols.graphpipe.translate import UpstreamFault, decode_reply_message
 from gateway.protocols.grps.brpc.framing import split_frame
 from gateway.protocols.grps.http.paths import GrpsRoute, Surface
 from gateway.protocols.grps.http.responses import encode_failure
@@ -73,12 +70,11 @@ def test_http_of_brpc_has_429(error: Overloaded, status: int) -> None:
 
 def test_streams_have_their_code() -> None:
     """GraphPipe has the number of HTTP, brpc its own."""
-    frame = codec_of("graphpipe", "stream").encode_error(CALL, rate())
-    with pytest.raises(UpstreamFault) as caught:
-        decode_reply_message(
-            CALL, FlatbufferMessage(view_of(frame.payload), LIMITS), GraphPipeOptions(), "graphpipe"
-        )
-    assert 429 == caught.value.error.number
+    graphpipe = codec_of("graphpipe", "stream")
+    with pytest.raises(GatewayError) as caught:
+        graphpipe.decode_reply(CALL, graphpipe.encode_error(CALL, rate()))
+    assert caught.value.origin is not None
+    assert 429 == caught.value.origin.form.number
     framed = codec_of("grps", "stream").encode_error(CALL, rate())
     meta, rest = split_frame(view_of(framed.payload))
     assert (2004, b"") == (meta.response.error_code, bytes(rest))

@@ -17,7 +17,7 @@ from gateway.ir.context import Origin
 from gateway.ir.limits import MessageLimits
 from gateway.protocols.grps import methods
 from gateway.protocols.grps.content import ReplyFormat, has_only_text, reply_format_of
-from gateway.protocols.grps.custom.streaming import BODY, HEADER
+from gateway.protocols.grps.custom.streaming import BODY, HEADER, Streaming
 from gateway.protocols.grps.http import responses
 from gateway.protocols.grps.http.json_stream import JsonStreamSplitter
 from gateway.protocols.grps.http.paths import METHOD_PATHS, GrpsRoute, Surface, find_route, is_brpc
@@ -61,9 +61,10 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
         self.whole = "" if self._settings.changes_messages else NAME
         self.messages = JsonMessages(limits, has_bytes=True)
         self._reader = Reader(limits, self._settings, customized)
-        carrier = methods.GrpsCarrier(NAME, self._ask, self._message)
+        read = partial(_message, limits)
+        carrier = methods.GrpsCarrier(NAME, partial(_ask, self._settings.streaming), read)
         self.calls = methods.handlings(carrier, self._settings, limits)
-        streamed = carrier._replace(read=partial(self._message, sniff=True))
+        streamed = carrier._replace(read=partial(read, sniff=True))
         stream = methods.handlings(streamed, self._settings, limits)[StreamInferRequest]
         self.calls[StreamInferRequest] = stream
 
@@ -174,75 +175,75 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
             always_200=self._settings.http_always_200,
         )
 
-    def _ask(self, call: Call[Any], method: str, message: GrpsMessage) -> HttpRequest:
-        path, deadline = METHOD_PATHS[method], call.context.deadline
-        headers = http_headers(call.context)
-        if method not in _WITH_BODY:
-            return HttpRequest("GET", path, "", Headers(headers), (), deadline)
-        query = []
-        streaming = method == methods.PREDICT_STREAMING
-        switch = self._settings.streaming
-        if message.form is ContentFormat.BIN_DATA:
-            if streaming and switch.mode == BODY:
-                raise errors.Unsupported(
-                    "bin_data cannot request a stream in the body", model=call.model
-                )
-            headers = (*headers, ("Content-Type", BYTES_TYPE))
-            body: tuple[Buffer, ...] = (message.data,)
-            if message.model:
-                query.append(f"model={quote(message.model, safe='')}")
-        else:
-            headers = (*headers, ("Content-Type", JSON_TYPE))
-            body = (self._document(message, streaming=streaming),)
-        if streaming and switch.mode == HEADER:
-            headers = (*headers, (switch.key, "true"))
-        elif streaming and switch.mode != BODY:
-            query.append(f"{quote(switch.key, safe='')}=true")
-        return HttpRequest("POST", path, "&".join(query), Headers(headers), body, deadline)
 
-    def _document(self, message: GrpsMessage, *, streaming: bool) -> bytes:
+def _ask(switch: Streaming, call: Call[Any], method: str, message: GrpsMessage) -> HttpRequest:
+    path, deadline = METHOD_PATHS[method], call.context.deadline
+    headers = http_headers(call.context)
+    if method not in _WITH_BODY:
+        return HttpRequest("GET", path, "", Headers(headers), (), deadline)
+    query = []
+    streaming = method == methods.PREDICT_STREAMING
+    if message.form is ContentFormat.BIN_DATA:
+        if streaming and switch.mode == BODY:
+            raise errors.Unsupported(
+                "bin_data cannot request a stream in the body", model=call.model
+            )
+        headers = (*headers, ("Content-Type", BYTES_TYPE))
+        body: tuple[Buffer, ...] = (message.data,)
+        if message.model:
+            query.append(f"model={quote(message.model, safe='')}")
+    else:
+        headers = (*headers, ("Content-Type", JSON_TYPE))
         text = write_json(message)
-        if not streaming or self._settings.streaming.mode != BODY:
-            return text
-        key = write_json(
-            GrpsMessage(form=ContentFormat.STR_DATA, text=self._settings.streaming.key)
-        )
-        # {"str_data":"<key>"} -> "<key>"
-        return text[:-1] + b"," + key[len(b'{"str_data":') : -1] + b":true}"
+        if streaming and switch.mode == BODY:
+            key = write_json(GrpsMessage(form=ContentFormat.STR_DATA, text=switch.key))
+            # {"str_data":"<key>"} -> "<key>"
+            text = text[:-1] + b"," + key[len(b'{"str_data":') : -1] + b":true}"
+        body = (text,)
+    if streaming and switch.mode == HEADER:
+        headers = (*headers, (switch.key, "true"))
+    elif streaming and switch.mode != BODY:
+        query.append(f"{quote(switch.key, safe='')}=true")
+    return HttpRequest("POST", path, "&".join(query), Headers(headers), body, deadline)
 
-    def _message(self, _call: Call[Any], wire: HttpResponse, *, sniff: bool = False) -> GrpsMessage:
-        view = wire.view
-        kind = media_type(wire.headers.get("content-type"))
-        if wire.status in SUCCESSES and kind == BYTES_TYPE:
-            is_json = sniff and bytes(view[:1]) == _BRACE
-            message = self._with_status(view) if is_json else None
-            return message or GrpsMessage(form=ContentFormat.BIN_DATA, data=view)
-        try:
-            message = self._read_json(view)
-        except errors.MalformedMessage:
-            if wire.status in SUCCESSES:
-                raise
-            message = GrpsMessage()
+
+def _message(
+    limits: MessageLimits, _call: Call[Any], wire: HttpResponse, *, sniff: bool = False
+) -> GrpsMessage:
+    view = wire.view
+    kind = media_type(wire.headers.get("content-type"))
+    if wire.status in SUCCESSES and kind == BYTES_TYPE:
+        is_json = sniff and bytes(view[:1]) == _BRACE
+        message = _with_status(view, limits) if is_json else None
+        return message or GrpsMessage(form=ContentFormat.BIN_DATA, data=view)
+    try:
+        message = _read_json(view, limits)
+    except errors.MalformedMessage:
         if wire.status in SUCCESSES:
-            return message
-        status = message.status
-        if status is None or not is_error_status(status.code):
-            text = clip(read_error_text(view, _READ_BYTES), 512)
-            text = f"upstream responded with HTTP status {wire.status}: {text}"
-            status = GrpsStatus(wire.status, text, Flag.FAILURE)
-        return GrpsMessage(status=status)
+            raise
+        message = GrpsMessage()
+    if wire.status in SUCCESSES:
+        return message
+    status = message.status
+    if status is None or not is_error_status(status.code):
+        text = clip(read_error_text(view, _READ_BYTES), 512)
+        text = f"upstream responded with HTTP status {wire.status}: {text}"
+        status = GrpsStatus(wire.status, text, Flag.FAILURE)
+    return GrpsMessage(status=status)
 
-    def _read_json(self, view: memoryview) -> GrpsMessage:
-        document = read_leniently(view, "the response", self._limits)
-        return read_response(document, self._limits, view)
 
-    def _with_status(self, view: memoryview) -> GrpsMessage | None:
-        """Return the message with a Status in a stream of bytes, such as the error at its end."""
-        try:
-            message = self._read_json(view)
-        except errors.GatewayError:
-            return None
-        return None if message.status is None else message
+def _read_json(view: memoryview, limits: MessageLimits) -> GrpsMessage:
+    document = read_leniently(view, "the response", limits)
+    return read_response(document, limits, view)
+
+
+def _with_status(view: memoryview, limits: MessageLimits) -> GrpsMessage | None:
+    """Return the message with a Status in a stream of bytes, such as the error at its end."""
+    try:
+        message = _read_json(view, limits)
+    except errors.GatewayError:
+        return None
+    return None if message.status is None else message
 
 
 def _route(reply_format: ReplyFormat) -> GrpsRoute | None:

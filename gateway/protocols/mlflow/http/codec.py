@@ -23,8 +23,8 @@ from gateway.ir.context import NO_PARAMETERS, Context, ModelRef, Need, Origin, P
 from gateway.ir.errors import GatewayError, NotFound
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
 from gateway.ir.tensors.data import UntypedRules
-from gateway.ir.values.untyped import RowsForm
 from gateway.protocols.mlflow.errors import (
+    FORM,
     NOT_READY,
     OK,
     UnknownScoringPath,
@@ -33,6 +33,7 @@ from gateway.protocols.mlflow.errors import (
 from gateway.protocols.mlflow.http import replies, requests, upstream
 from gateway.protocols.mlflow.http.form import (
     NAME,
+    DeclaredRows,
     ScoringForm,
     form_of,
     origin_of,
@@ -41,7 +42,7 @@ from gateway.protocols.mlflow.options import NAN, REFUSE, WORDS, read_options
 from gateway.protocols.mlflow.paths import INVOCATIONS, MODELS, ScoringPath, ScoringRoute, find_path
 from gateway.wire.declarations import DeclaringCodec
 from gateway.wire.decoupled import StreamsDecoupled
-from gateway.wire.errors import SlashAtEnd, method_not_allowed
+from gateway.wire.errors import SUCCESSES, SlashAtEnd, method_not_allowed
 from gateway.wire.heads.metadata import http_context, sender_metadata
 from gateway.wire.heads.sagemaker import custom_attributes, inference_id
 from gateway.wire.heads.url_names import decoded_name
@@ -108,36 +109,27 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], StreamsDecoupled, Declar
         )
         self._text_rules = structs.replace(self._rules, has_texts=True)  # noqa: TID251  # of rules
         style = NonfiniteStyle.WORDS if found.nonfinite == WORDS else NonfiniteStyle.REFUSE
-        self._usual_style = RowStyle(nonfinite=style)
+        self._declared = rows = DeclaredRows(RowStyle(nonfinite=style))
         self._templates: RowTemplates[Parameters] = RowTemplates(limits)
-        self._styles: dict[str, RowStyle] = {}
-        self._columns: dict[str, tuple[str, ...]] = {}
         self.whole = "" if found.changes_messages else NAME
         self._texts = JsonMessages(  # as servers read
             limits, _TABLES, has_words=True, has_bytes=True, of_json=_OF_JSON
         )
         self.messages = self._texts
-        self._client = upstream.ScoringClient(
-            limits, found, self._style, lambda model: self._columns.get(model, ())
-        )
         written: Mapping[type[Call[Any]], Callable[[Any, Any], HttpResponse]] = {
-            InferRequest: self._encode_inference,
-            ServerReadyRequest: _encode_ready,
-            ServerLiveRequest: self._encode_version,
+            InferRequest: lambda call, reply: replies.encode_inference(
+                reply, form_of(call), rows.style_of(call, reply)
+            ),
+            ServerReadyRequest: lambda call, reply: _answer(
+                call, OK if reply else NOT_READY, b"\n"
+            ),
+            ServerLiveRequest: lambda call, _reply: _answer(call, OK, found.version.encode()),
         }
-        self.calls = with_replies(self._client.calls, written)
+        self.calls = with_replies(upstream.ScoringClient(limits, found, rows).calls, written)
 
     def declare(self, declared: Mapping[str, Any], /) -> None:
         """Replace what the configuration declares of models, by their names."""
-        nonfinite = self._usual_style.nonfinite
-        self._styles = {
-            model: RowStyle(nonfinite=nonfinite, base64=form.binary)
-            for model, form in declared.items()
-            if isinstance(form, RowsForm) and form.binary
-        }
-        self._columns = {
-            model: form.columns for model, form in declared.items() if isinstance(form, RowsForm)
-        }
+        self._declared.declare(declared)
 
     def decode_call(self, wire: HttpRequest, request_id: str = "", /) -> Call[Any]:
         """Read a client's request; an inference without an id has *request_id*.
@@ -147,7 +139,30 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], StreamsDecoupled, Declar
             NotFound: The path does not exist, or there is no model.
             TooLarge: A limit is exceeded.
         """
-        return self._decode(find_path(wire.path, self._options.prefix), wire, request_id)
+        path = find_path(wire.path, self._options.prefix)
+        kind = path.kind
+        if kind is None:
+            without_slash = wire.path.rstrip("/")
+            known = find_path(without_slash, self._options.prefix).kind is not None
+            if known and without_slash != wire.path:
+                raise SlashAtEnd(without_slash)
+            raise UnknownScoringPath(f"nothing is served at {wire.path[:200]!r}")
+        if kind is ScoringPath.MODELS:
+            raise NotFound(
+                f"{MODELS} is not served: models are not loaded by a client's word "
+                "(options: {mlflow: {multi_model: false}})"
+            )
+        if kind is ScoringPath.INVOCATIONS:
+            if wire.method != "POST":
+                raise method_not_allowed(wire.method, wire.path, "POST")
+            return self._decode_inference(path, wire, request_id)
+        if wire.method not in _GET:
+            raise method_not_allowed(wire.method, wire.path, "GET, HEAD")
+        form = ScoringForm(kind=kind, returned=custom_attributes(wire.headers))
+        context = http_context(wire, NAME, _REPLY_NEEDS, form)
+        if kind is ScoringPath.VERSION:
+            return ServerLiveRequest(context=context)
+        return ServerReadyRequest(about=self._model(path) or _DEFAULT, context=context)
 
     def encode_error(self, call: Call[Any] | None, error: GatewayError, /) -> HttpResponse:
         """Write *error*. Never raises."""
@@ -202,51 +217,12 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], StreamsDecoupled, Declar
         """
         if item.error is not None:
             raise item.error
-        style = self._style_of(call, item)
+        style = self._declared.style_of(call, item)
         return replies.encode_line(item, style, form_of(call).returned)
 
     def error_in(self, call: Call[Any], wire: HttpResponse, /) -> GatewayError | None:
         """Return the error of an upstream's response, with it as origin; None for a success."""
-        return self._client.error_in(call, wire)
-
-    def _encode_inference(self, call: InferRequest, reply: InferResponse) -> HttpResponse:
-        return replies.encode_inference(reply, form_of(call), self._style_of(call, reply))
-
-    def _encode_version(self, call: ServerLiveRequest, _reply: bool) -> HttpResponse:
-        headers = Headers((JSON, *form_of(call).returned))
-        return HttpResponse(OK, headers, (self._options.version.encode(),))
-
-    def _style_of(self, call: Call[Any], reply: InferResponse) -> RowStyle:
-        """Return how the outputs of a model are written; its name may be the listener's to give."""
-        return self._style((reply.model if call.model is None else call.model).name)
-
-    def _style(self, model: str) -> RowStyle:
-        return self._styles.get(model, self._usual_style)
-
-    def _decode(self, path: ScoringRoute, wire: HttpRequest, request_id: str) -> Call[Any]:
-        kind = path.kind
-        if kind is None:
-            without_slash = wire.path.rstrip("/")
-            known = find_path(without_slash, self._options.prefix).kind is not None
-            if known and without_slash != wire.path:
-                raise SlashAtEnd(without_slash)
-            raise UnknownScoringPath(f"nothing is served at {wire.path[:200]!r}")
-        if kind is ScoringPath.MODELS:
-            raise NotFound(
-                f"{MODELS} is not served: models are not loaded by a client's word "
-                "(options: {mlflow: {multi_model: false}})"
-            )
-        if kind is ScoringPath.INVOCATIONS:
-            if wire.method != "POST":
-                raise method_not_allowed(wire.method, wire.path, "POST")
-            return self._decode_inference(path, wire, request_id)
-        if wire.method not in _GET:
-            raise method_not_allowed(wire.method, wire.path, "GET, HEAD")
-        form = ScoringForm(kind=kind, returned=custom_attributes(wire.headers))
-        context = http_context(wire, NAME, _REPLY_NEEDS, form)
-        if kind is ScoringPath.VERSION:
-            return ServerLiveRequest(context=context)
-        return ServerReadyRequest(about=self._model(path) or _DEFAULT, context=context)
+        return None if wire.status in SUCCESSES else FORM.read(call.model, wire, self._limits)
 
     def _decode_inference(
         self, path: ScoringRoute, wire: HttpRequest, request_id: str
@@ -287,9 +263,8 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], StreamsDecoupled, Declar
         return self._options.default_model
 
 
-def _encode_ready(call: ServerReadyRequest, reply: bool) -> HttpResponse:
-    headers = Headers((JSON, *form_of(call).returned))
-    return HttpResponse(OK if reply else NOT_READY, headers, (b"\n",))
+def _answer(call: Call[Any], status: int, body: bytes) -> HttpResponse:
+    return HttpResponse(status, Headers((JSON, *form_of(call).returned)), (body,))
 
 
 def _fields_of(headers: Headers) -> _ScoringFields:

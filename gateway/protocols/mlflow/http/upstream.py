@@ -5,7 +5,7 @@ Nothing can be asked of such a server but `/ping`: `models.NAME.signature` decla
 Source: docs/protocols/mlflow.md, "7. Servers".
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -21,22 +21,18 @@ from gateway.ir.calls import (
     ServerReadyRequest,
 )
 from gateway.ir.context import JsonParameter, ModelRef
-from gateway.ir.errors import (
-    GatewayError,
-    InvalidRequest,
-    MalformedMessage,
-)
+from gateway.ir.errors import InvalidRequest, MalformedMessage
 from gateway.ir.limits import MessageLimits
 from gateway.ir.tensors.data import UntypedRules
-from gateway.protocols.mlflow.errors import FORM, OK
+from gateway.protocols.mlflow.errors import OK
+from gateway.protocols.mlflow.http.form import DeclaredRows
 from gateway.protocols.mlflow.options import OBJECT, MlflowOptions
 from gateway.protocols.mlflow.paths import INVOCATIONS, PING
-from gateway.wire.errors import SUCCESSES
 from gateway.wire.heads.metadata import get_request, http_headers
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 from gateway.wire.json.errors import JSON
 from gateway.wire.rows.read import RowsReader, read_rows_document
-from gateway.wire.rows.write import RowStyle, columns_json, value_json
+from gateway.wire.rows.write import columns_json, value_json
 
 _RULES: Final = UntypedRules(protocol="mlflow", has_b64=False, has_nulls=True)
 _KEY: Final = "predictions"
@@ -48,25 +44,19 @@ class ScoringClient:
     Args:
         limits: The limits of a message.
         options: The options of the upstream.
-        style_of: Returns how the tensors of a model are written, by its name.
-        columns_of: Returns the declared columns of the only input of a model, by its name.
+        declared: What is declared of models.
 
     Attributes:
         calls: How it handles each kind of call, with no responses to clients.
     """
 
     def __init__(
-        self,
-        limits: MessageLimits,
-        options: MlflowOptions,
-        style_of: Callable[[str], RowStyle],
-        columns_of: Callable[[str], tuple[str, ...]],
+        self, limits: MessageLimits, options: MlflowOptions, declared: DeclaredRows
     ) -> None:
         self._limits = limits
         self._options = options
-        self._style_of = style_of
-        self._columns_of = columns_of
-        health = Handling(partial(get_request, path=PING), by_status=_is_ok)
+        self._declared = declared
+        health = Handling(partial(get_request, path=PING), by_status=lambda wire: wire.status == OK)
         self.calls: Mapping[type[Call[Any]], Handling] = {
             InferRequest: Handling(self._prediction, self._read_prediction),
             ServerLiveRequest: health,
@@ -74,13 +64,9 @@ class ScoringClient:
             ModelReadyRequest: health,
         }
 
-    def error_in(self, call: Call[Any], wire: HttpResponse) -> GatewayError | None:
-        """Return the error of a server's response, with it as origin; None for a success."""
-        return None if wire.status in SUCCESSES else FORM.read(call.model, wire, self._limits)
-
     def _prediction(self, call: InferRequest) -> HttpRequest:
         name = "" if call.model is None else call.model.name
-        style, columns = self._style_of(name), self._columns_of(name)
+        style, columns = self._declared.style(name), self._declared.columns(name)
         inputs, member = call.inputs, b"inputs"
         if len(inputs) == 1 and self._options.single_input != OBJECT:
             text = value_json(inputs[0], style)
@@ -119,10 +105,6 @@ def _check_columns(call: InferRequest, columns: tuple[str, ...]) -> None:
             "column for each name (models.NAME.protocols.mlflow.column_names)",
             model=call.model,
         )
-
-
-def _is_ok(wire: HttpResponse) -> bool:
-    return wire.status == OK
 
 
 def _begins_with_object(value: Any) -> bool:

@@ -13,8 +13,7 @@ Source: Open Inference Protocol, gRPC API; docs/protocols/open-inference.md, "7.
 "10. Streams".
 """
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, TypeVar, cast
@@ -39,9 +38,7 @@ from gateway.ir.calls import (
 )
 from gateway.ir.context import ModelRef, Origin
 from gateway.ir.limits import MessageLimits, is_usable_name
-from gateway.ir.tensors.data import StreamedData
-from gateway.ir.tensors.datatypes import Datatype
-from gateway.protocols.oip.dialects import MOST_LENIENT
+from gateway.protocols.oip.dialects import MOST_LENIENT, check_version
 from gateway.protocols.oip.errors import grpc_error_class, text_of
 from gateway.protocols.oip.extension_policy import (
     advertised_extensions,
@@ -52,7 +49,7 @@ from gateway.protocols.oip.extension_policy import (
 from gateway.protocols.oip.grpc import management
 from gateway.protocols.oip.grpc.call_messages import CallMessages
 from gateway.protocols.oip.grpc.context import NAME, NEEDS, context_of
-from gateway.protocols.oip.grpc.dialects import DIALECTS, READERS, check_version
+from gateway.protocols.oip.grpc.dialects import DIALECTS, READERS, GrpcDialect
 from gateway.protocols.oip.grpc.encode import between
 from gateway.protocols.oip.grpc.extensions import CALL_READERS, EXTENSIONS
 from gateway.protocols.oip.grpc.infer import INFER, Inferences
@@ -69,10 +66,10 @@ from gateway.protocols.oip.grpc.streaming import (
 )
 from gateway.protocols.oip.options import UNKNOWN, check_options, read_extensions
 from gateway.schema import open_inference_pb2 as pb
-from gateway.wire.errors import GRPC_STATUS, clip, strip_traceback, unknown_method
-from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
+from gateway.wire.errors import clip, strip_traceback, unknown_method
+from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus
 from gateway.wire.heads.metadata import unary_request
-from gateway.wire.http import Buffer, size_of
+from gateway.wire.protobuf.library import methods_of, serialized_files
 from gateway.wire.status_errors import StatusErrorForm
 
 # Statuses of servers for a model that is not ready: Triton responds with OK and false, KServe
@@ -88,12 +85,7 @@ NOT_READY: Final = frozenset(
 )
 
 
-ERRORS: Final = StatusErrorForm(
-    codec=NAME,
-    status=lambda error: GRPC_STATUS[error.code],
-    error_class=grpc_error_class,
-    text=text_of,
-)
+ERRORS: Final = StatusErrorForm(codec=NAME, error_class=grpc_error_class, text=text_of)
 
 R = TypeVar("R")
 
@@ -101,17 +93,8 @@ R = TypeVar("R")
 _OK = GrpcStatus.OK
 
 # Every method of the service, so that the gateway's own error refuses it.
-METHODS: Mapping[str, MethodKind] = {
-    f"/{method.containing_service.full_name}/{method.name}": (
-        MethodKind.BIDIRECTIONAL if method.client_streaming else MethodKind.UNARY
-    )
-    for method in pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods
-}
-
-
-def file_descriptors() -> tuple[bytes, ...]:
-    """Return the serialized FileDescriptorProtos of the service, for server reflection."""
-    return (pb.DESCRIPTOR.serialized_pb,)
+METHODS: Final = methods_of(pb.DESCRIPTOR)
+file_descriptors: Final = partial(serialized_files, pb.DESCRIPTOR)
 
 
 class GrpcCodec(
@@ -137,26 +120,29 @@ class GrpcCodec(
     def __init__(self, limits: MessageLimits, options: Mapping[str, Any]) -> None:
         checked = check_options(options)
         dialect = checked.get("dialect", "auto")
+        found = DIALECTS["triton" if dialect in ("auto", UNKNOWN) else dialect]
         self._limits = limits
-        self._dialect = DIALECTS["triton" if dialect in ("auto", UNKNOWN) else dialect]
-        self.only_known_models = self._dialect.keeps_names
-        self.dialect = self._dialect.name
+        self._dialect = found
+        self.only_known_models = found.keeps_names
+        self.dialect = found.name
         self._extensions = read_extensions(checked)
-        given = limits.request_bytes
-        self._request_bytes = self._dialect.request_bytes if given is None else given
-        factor = self._dialect.strings
-        self._strings = None if factor is None else int(limits.json_strings * factor)
-        self._infer = Inferences(limits, self._dialect, self._request_bytes)
-        self._read_plain, self._write_plain = self._infer.read_plain, self._infer.write_plain
-        self._streams = StreamReplyEncoder(self._infer.writer, limits.error_text_bytes)
+        self._infer = infer = Inferences(limits, found)
+        self._read_plain, self._write_plain = infer.read_plain, infer.write_plain
+        self._streams = StreamReplyEncoder(infer.writer, limits.error_text_bytes)
         calls = {
-            kind: self._handling(messages)
+            kind: _handling(messages, found, limits)
             for kind, messages in {**management.MESSAGES, **EXTENSIONS}.items()
         }
         write_server = partial(_write_reply, management.MESSAGES[ServerMetadataRequest])
         self.calls = {
-            InferRequest: Handling(self._write_infer, self._read_infer, self._infer.encode_reply),
-            StreamInferRequest: Handling(self._write_stream),
+            InferRequest: Handling(
+                lambda call: unary_request(
+                    call, INFER, infer.encode_call(call, call.context.request_id)
+                ),
+                lambda call, wire: infer.decode_reply(call, wire, wire.view),
+                infer.encode_reply,
+            ),
+            StreamInferRequest: Handling(partial(_write_stream, infer, found)),
             **calls,
             ServerMetadataRequest: replace(
                 calls[ServerMetadataRequest],
@@ -164,7 +150,10 @@ class GrpcCodec(
                     call, advertised_extensions(reply, self._extensions)
                 ),
             ),
-            ModelReadyRequest: replace(calls[ModelReadyRequest], by_status=_not_ready),
+            ModelReadyRequest: replace(
+                calls[ModelReadyRequest],
+                by_status=lambda wire: False if wire.status in NOT_READY else None,
+            ),
         }
 
     def decode_call(self, wire: GrpcRequest, request_id: str = "", /) -> Call[Any]:
@@ -175,7 +164,7 @@ class GrpcCodec(
         if wire.method == INFER:
             return self._infer.decode_call(wire, request_id)
         if wire.method == STREAM:
-            return self._decode_stream(wire)
+            return _decode_stream(self._infer, wire)
         view = wire.view
         found = CALL_READERS.get(wire.method)
         if found is not None:
@@ -304,7 +293,8 @@ class GrpcCodec(
         if wire.status is not _OK:
             raise cast("errors.GatewayError", self.error_in(call, wire))
         reply: InferResponse
-        error_text, reply = read_response(self._read_item, call, wire)
+        read = partial(_read_item, self._infer, self._dialect)
+        error_text, reply = read_response(read, call, wire)
         if not error_text:
             return reply
         text = clip(strip_traceback(error_text), self._limits.error_text_bytes)
@@ -312,82 +302,51 @@ class GrpcCodec(
             raise error_of_text(text, call.model)
         return reply.changed(outputs=(), error=error_of_text(text, call.model))
 
-    def _handling(self, messages: CallMessages) -> Handling:
-        return Handling(
-            partial(self._write_call, messages),
-            lambda call, wire: messages.read_reply(call, wire.view, self._limits),
-            partial(_write_reply, messages),
-        )
 
-    def _write_call(self, messages: CallMessages, call: Call[Any]) -> GrpcRequest:
-        if call.model is not None:
-            check_version(self._dialect, call.model)
-        check_asked(call, self._dialect)
-        method, message = messages.write_call(call, self._dialect)
-        return unary_request(call, SERVICE + method, (message.SerializeToString(),))
+def _handling(messages: CallMessages, dialect: GrpcDialect, limits: MessageLimits) -> Handling:
+    return Handling(
+        partial(_write_call, messages, dialect),
+        lambda call, wire: messages.read_reply(call, wire.view, limits),
+        partial(_write_reply, messages),
+    )
 
-    def _write_infer(self, call: InferRequest) -> GrpcRequest:
-        return unary_request(call, INFER, self._message(call, call.context.request_id))
 
-    def _write_stream(self, call: StreamInferRequest) -> GrpcRequest:
-        if call.model is not None:
-            check_version(self._dialect, call.model)
-        if not self._dialect.has_streams:
-            raise errors.Unsupported(f"the dialect {self._dialect.name!r} has no streams")
-        message = self._message(call.request, call.context.request_id)
-        return unary_request(call, STREAM, message)
-
-    def _message(self, request: InferRequest, spare_id: str) -> Sequence[Buffer]:
-        message = self._infer.encode_call(request, spare_id)
-        if self._request_bytes is not None:
-            self._check_size(request, message)
-        return message
-
-    def _read_infer(self, call: InferRequest, wire: GrpcResponse) -> InferResponse:
-        return self._infer.decode_reply(call, wire, wire.view)
-
-    def _read_item(self, call: StreamInferRequest, wire: GrpcResponse) -> tuple[str, InferResponse]:
-        read, view = partial(self._infer.decode_reply, call.request, wire, stream=True), wire.view
-        if self._dialect.has_plain_streams:
-            return "", read(view, final=False)
-        error_text, answer = open_envelope(view)
-        return error_text, read(answer)
-
-    def _check_size(self, call: InferRequest, message: Sequence[Buffer]) -> None:
-        most = self._request_bytes
-        size = size_of(message)
-        size += sum(one.nbytes for one in call.inputs if type(one.data) is StreamedData)
-        if most is not None and size > most:
-            raise errors.TooLarge(
-                f"the request has {size} bytes, {self._dialect.name} accepts at most {most} over "
-                "gRPC (request_bytes of the upstream)",
-                model=call.model,
-                limit="request_bytes",
-            )
-        if self._strings is not None:
-            texts = [one.shape or () for one in call.inputs if one.datatype is Datatype.BYTES]
-            count = sum(map(math.prod, texts))
-            if count > self._strings:
-                raise errors.TooLarge(
-                    f"the inputs have {count} BYTES elements, {self._dialect.name} gets at most "
-                    f"{self._strings} over gRPC (json_strings of the upstream)",
-                    model=call.model,
-                    limit="json_strings",
-                )
-
-    def _decode_stream(self, wire: GrpcRequest) -> StreamInferRequest:
-        try:
-            request = self._infer.decode_call(wire)
-        except errors.GatewayError as error:
-            # There is no call with the id of the error's message.
-            error.origin = error.origin or Origin(NAME, wire)
-            raise
-        return StreamInferRequest(model=request.model, context=request.context, request=request)
+def _write_call(messages: CallMessages, dialect: GrpcDialect, call: Call[Any]) -> GrpcRequest:
+    if call.model is not None:
+        check_version(dialect, call.model)
+    check_asked(call, dialect)
+    method, message = messages.write_call(call, dialect)
+    return unary_request(call, SERVICE + method, (message.SerializeToString(),))
 
 
 def _write_reply(messages: CallMessages, call: Call[Any], reply: object) -> GrpcResponse:
     return GrpcResponse((messages.write_reply(call, reply).SerializeToString(),))
 
 
-def _not_ready(wire: GrpcResponse) -> bool | None:
-    return False if wire.status in NOT_READY else None
+def _decode_stream(infer: Inferences, wire: GrpcRequest) -> StreamInferRequest:
+    try:
+        request = infer.decode_call(wire)
+    except errors.GatewayError as error:
+        # There is no call with the id of the error's message.
+        error.origin = error.origin or Origin(NAME, wire)
+        raise
+    return StreamInferRequest(model=request.model, context=request.context, request=request)
+
+
+def _write_stream(infer: Inferences, dialect: GrpcDialect, call: StreamInferRequest) -> GrpcRequest:
+    if call.model is not None:
+        check_version(dialect, call.model)
+    if not dialect.has_streams:
+        raise errors.Unsupported(f"the dialect {dialect.name!r} has no streams")
+    message = infer.encode_call(call.request, call.context.request_id)
+    return unary_request(call, STREAM, message)
+
+
+def _read_item(
+    infer: Inferences, dialect: GrpcDialect, call: StreamInferRequest, wire: GrpcResponse
+) -> tuple[str, InferResponse]:
+    read, view = partial(infer.decode_reply, call.request, wire, stream=True), wire.view
+    if dialect.has_plain_streams:
+        return "", read(view, final=False)
+    error_text, answer = open_envelope(view)
+    return error_text, read(answer)

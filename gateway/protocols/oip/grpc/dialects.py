@@ -6,11 +6,11 @@ Source: docs/protocols/open-inference.md, "17. Dialects of upstream servers".
 from dataclasses import dataclass
 
 from gateway.ir.calls import InferRequest
-from gateway.ir.context import JsonParameter, ModelRef, Parameters
+from gateway.ir.context import JsonParameter, Parameters
 from gateway.ir.errors import SequenceIdTooLarge, Unsupported
 from gateway.ir.tensors.data import SharedMemoryData
 from gateway.ir.tensors.datatypes import Datatype
-from gateway.protocols.oip.dialects import MOST_LENIENT, check_whole_version
+from gateway.protocols.oip.dialects import MOST_LENIENT
 from gateway.protocols.oip.extension_policy import check_extended
 from gateway.protocols.oip.parameters import INT64_MAX
 
@@ -155,23 +155,6 @@ def check_infer(dialect: GrpcDialect, request: InferRequest, parameters: Paramet
             check_extended(f"output {output.name!r}", output, dialect)
         if output.parameters:
             _check_parameters(dialect, f"output {output.name!r}", output.parameters)
-
-
-def check_version(dialect: GrpcDialect, model: ModelRef) -> None:
-    """Refuse a version where the server would use any version.
-
-    Raises:
-        Unsupported: *model* has a version and the dialect has none.
-        InvalidRequest: The server would read the version as another one.
-    """
-    if dialect.has_whole_versions:
-        check_whole_version(model)
-    if model.version and not dialect.has_versions:
-        raise Unsupported(
-            f"model {model.name!r} has the version {model.version!r}: "
-            f"the dialect {dialect.name!r} has no versions",
-            model=model,
-        )
 
 
 def _check_parameters(dialect: GrpcDialect, place: str, parameters: Parameters) -> None:

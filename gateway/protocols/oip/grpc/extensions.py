@@ -10,8 +10,6 @@ Source: Triton extensions "model_configuration", "statistics", "model_repository
 from collections.abc import Mapping
 from typing import Any
 
-from google.protobuf.message import Message
-
 from gateway.ir.calls import (
     Call,
     LogSettings,
@@ -27,10 +25,16 @@ from gateway.ir.context import Context, ModelRef
 from gateway.ir.errors import InvalidRequest, Unsupported, UpstreamProtocolError
 from gateway.ir.limits import MessageLimits, check_count
 from gateway.protocols.oip import control, model_config, statistics
+from gateway.protocols.oip.dialects import required_model
 from gateway.protocols.oip.grpc import shared_memory
 from gateway.protocols.oip.grpc.call_messages import CallMessage, CallMessages, CallReader
 from gateway.protocols.oip.grpc.dialects import GrpcDialect
-from gateway.protocols.oip.grpc.management import SERVICE, checked_model, named_model
+from gateway.protocols.oip.grpc.management import (
+    SERVICE,
+    checked_model,
+    read_named,
+    write_named,
+)
 from gateway.schema import open_inference_pb2 as pb
 from gateway.wire.errors import clip
 from gateway.wire.protobuf.library import parse
@@ -39,18 +43,6 @@ _MOST = 10_000
 _SHOWN = 64
 
 # Model configuration and statistics.
-
-
-def _read_config(view: memoryview, context: Context, limits: MessageLimits) -> ModelConfigRequest:
-    message = parse(view, pb.ModelConfigRequest)
-    return ModelConfigRequest(
-        model=checked_model(message.name, message.version, limits), context=context
-    )
-
-
-def _config_call(call: ModelConfigRequest, _dialect: GrpcDialect) -> CallMessage:
-    model = named_model(call)
-    return "ModelConfig", pb.ModelConfigRequest(name=model.name, version=model.version)
 
 
 def _read_statistics(
@@ -117,7 +109,7 @@ def _values(kind: str, members: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _load_call(call: ModelLoadRequest, dialect: GrpcDialect) -> CallMessage:
-    model = named_model(call)
+    model = required_model(call)
     if dialect.has_name_first:
         return "RepositoryModelLoad", pb.RepositoryModelLoadRequest(repository_name=model.name)
     message = pb.RepositoryModelLoadRequest(model_name=model.name)
@@ -127,21 +119,13 @@ def _load_call(call: ModelLoadRequest, dialect: GrpcDialect) -> CallMessage:
 
 
 def _unload_call(call: ModelUnloadRequest, dialect: GrpcDialect) -> CallMessage:
-    model = named_model(call)
+    model = required_model(call)
     if dialect.has_name_first:
         return "RepositoryModelUnload", pb.RepositoryModelUnloadRequest(repository_name=model.name)
     message = pb.RepositoryModelUnloadRequest(model_name=model.name)
     if call.dependents:
         message.parameters[control.UNLOAD_DEPENDENTS].bool_param = True
     return "RepositoryModelUnload", message
-
-
-def _loaded(call: ModelLoadRequest, _reply: None) -> Message:
-    return pb.RepositoryModelLoadResponse(model_name=named_model(call).name, loaded=True)
-
-
-def _unloaded(call: ModelUnloadRequest, _reply: None) -> Message:
-    return pb.RepositoryModelUnloadResponse(model_name=named_model(call).name, unloaded=True)
 
 
 def _read_loaded(call: ModelLoadRequest, view: memoryview, _limits: MessageLimits) -> None:
@@ -186,15 +170,11 @@ def _read_trace(view: memoryview, context: Context, limits: MessageLimits) -> Tr
 
 def _trace_call(call: TraceSettingRequest, _dialect: GrpcDialect) -> CallMessage:
     name = "" if call.model is None else call.model.name
-    message = pb.TraceSettingRequest(model_name=name)
-    for key, values in call.changes.items():
-        message.settings[key].value.extend(values)
-    return "TraceSetting", message
+    return "TraceSetting", _with_trace(pb.TraceSettingRequest(model_name=name), call.changes)
 
 
-def _write_trace(_call: TraceSettingRequest, reply: TraceSettings) -> Message:
-    message = pb.TraceSettingResponse()
-    for key, values in reply.items():
+def _with_trace(message: Any, settings: TraceSettings) -> Any:
+    for key, values in settings.items():
         message.settings[key].value.extend(values)
     return message
 
@@ -214,30 +194,16 @@ def _read_log(view: memoryview, context: Context, limits: MessageLimits) -> LogS
     return LogSettingsRequest(context=context, changes=control.read_log(changes, limits))
 
 
-def _log_call(call: LogSettingsRequest, _dialect: GrpcDialect) -> CallMessage:
-    message = pb.LogSettingsRequest()
-    for key, value in call.changes.items():
-        _set_log(message.settings[key], value)
-    return "LogSettings", message
-
-
-def _write_log(_call: LogSettingsRequest, reply: LogSettings) -> Message:
-    message = pb.LogSettingsResponse()
-    for key, value in reply.items():
-        _set_log(message.settings[key], value)
+def _with_log(message: Any, settings: LogSettings) -> Any:
+    for key, value in settings.items():
+        setting = message.settings[key]
+        if isinstance(value, bool):
+            setting.bool_param = value
+        elif isinstance(value, int):
+            setting.uint32_param = value
+        else:
+            setting.string_param = value
     return message
-
-
-def _set_log(
-    setting: pb.LogSettingsRequest.SettingValue | pb.LogSettingsResponse.SettingValue,
-    value: bool | int | str,  # a value among others
-) -> None:
-    if isinstance(value, bool):
-        setting.bool_param = value
-    elif isinstance(value, int):
-        setting.uint32_param = value
-    else:
-        setting.string_param = value
 
 
 def _read_log_reply(
@@ -249,7 +215,7 @@ def _read_log_reply(
 
 
 _READERS: Mapping[str, tuple[type[Call[Any]], CallReader]] = {
-    "ModelConfig": (ModelConfigRequest, _read_config),
+    "ModelConfig": (ModelConfigRequest, read_named(ModelConfigRequest, pb.ModelConfigRequest)),
     "ModelStatistics": (ModelStatisticsRequest, _read_statistics),
     "RepositoryModelLoad": (ModelLoadRequest, _read_load),
     "RepositoryModelUnload": (ModelUnloadRequest, _read_unload),
@@ -266,7 +232,7 @@ CALL_READERS: Mapping[str, tuple[type[Call[Any]], CallReader]] = {
 EXTENSIONS: Mapping[type[Call[Any]], CallMessages] = {
     ModelConfigRequest: CallMessages(
         lambda _call, reply: pb.ModelConfigResponse(config=model_config.to_message(reply)),
-        _config_call,
+        write_named("ModelConfig", pb.ModelConfigRequest),
         lambda _call, view, limits: model_config.from_message(
             parse(view, pb.ModelConfigResponse).config, limits
         ),
@@ -278,9 +244,29 @@ EXTENSIONS: Mapping[type[Call[Any]], CallMessages] = {
             parse(view, pb.ModelStatisticsResponse), limits
         ),
     ),
-    ModelLoadRequest: CallMessages(_loaded, _load_call, _read_loaded),
-    ModelUnloadRequest: CallMessages(_unloaded, _unload_call, _read_unloaded),
-    TraceSettingRequest: CallMessages(_write_trace, _trace_call, _read_trace_reply),
-    LogSettingsRequest: CallMessages(_write_log, _log_call, _read_log_reply),
+    ModelLoadRequest: CallMessages(
+        lambda call, _reply: pb.RepositoryModelLoadResponse(
+            model_name=required_model(call).name, loaded=True
+        ),
+        _load_call,
+        _read_loaded,
+    ),
+    ModelUnloadRequest: CallMessages(
+        lambda call, _reply: pb.RepositoryModelUnloadResponse(
+            model_name=required_model(call).name, unloaded=True
+        ),
+        _unload_call,
+        _read_unloaded,
+    ),
+    TraceSettingRequest: CallMessages(
+        lambda _call, reply: _with_trace(pb.TraceSettingResponse(), reply),
+        _trace_call,
+        _read_trace_reply,
+    ),
+    LogSettingsRequest: CallMessages(
+        lambda _call, reply: _with_log(pb.LogSettingsResponse(), reply),
+        lambda call, _dialect: ("LogSettings", _with_log(pb.LogSettingsRequest(), call.changes)),
+        _read_log_reply,
+    ),
     **shared_memory.EXTENSIONS,
 }

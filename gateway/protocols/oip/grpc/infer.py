@@ -7,6 +7,7 @@ Source: Open Inference Protocol, gRPC API; docs/protocols/open-inference.md,
 "8. Inference requests and responses".
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final, cast
 
@@ -15,13 +16,15 @@ from msgspec.structs import replace  # noqa: TID251  # a reply to a call keeps i
 from gateway.accelerator import accelerated
 from gateway.ir.calls import Call, InferRequest, InferResponse
 from gateway.ir.context import REQUEST_ID, ModelRef, Origin, Parameters, unknown_of
-from gateway.ir.errors import MalformedMessage
+from gateway.ir.errors import MalformedMessage, TooLarge
 from gateway.ir.limits import MessageLimits
+from gateway.ir.tensors.data import StreamedData
 from gateway.ir.tensors.datatypes import Datatype
 from gateway.ir.tensors.tensor import RequestedOutput, Tensor
+from gateway.protocols.oip.dialects import check_version, required_model
 from gateway.protocols.oip.grpc.context import NAME, NEEDS
 from gateway.protocols.oip.grpc.decode import NOWHERE, InferReader, PlainReader, Read
-from gateway.protocols.oip.grpc.dialects import GrpcDialect, check_infer, check_version
+from gateway.protocols.oip.grpc.dialects import GrpcDialect, check_infer
 from gateway.protocols.oip.grpc.encode import (
     RAW_INPUTS,
     RAW_OUTPUTS,
@@ -29,7 +32,7 @@ from gateway.protocols.oip.grpc.encode import (
     InferEncoder,
     MessageWriter,
 )
-from gateway.protocols.oip.grpc.management import SERVICE, named_model
+from gateway.protocols.oip.grpc.management import SERVICE
 from gateway.protocols.oip.grpc.streaming import FINAL, STREAM, StreamForm, split_final_mark
 from gateway.protocols.oip.outputs import requested_output, with_c_values
 from gateway.protocols.oip.parameters import (
@@ -40,7 +43,7 @@ from gateway.protocols.oip.parameters import (
 from gateway.protocols.oip.shared_memory import outputs_in_shared_memory
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, Metadata
 from gateway.wire.heads.metadata import grpc_context, metadata_with_id
-from gateway.wire.http import Buffer, view_of
+from gateway.wire.http import Buffer, size_of, view_of
 
 INFER: Final = SERVICE + "ModelInfer"
 # The lookup of an enumeration's member costs as much as a call.
@@ -53,7 +56,6 @@ class Inferences:
     Args:
         limits: The limits of a message.
         dialect: The dialect of the upstream server.
-        request_bytes: Of the largest request that it accepts; None for no limit.
 
     Attributes:
         writer: Of responses that are parts of larger messages.
@@ -61,12 +63,13 @@ class Inferences:
         write_plain: Writes most calls, see `call_writer`; None where each needs a check.
     """
 
-    def __init__(
-        self, limits: MessageLimits, dialect: GrpcDialect, request_bytes: int | None = None
-    ) -> None:
+    def __init__(self, limits: MessageLimits, dialect: GrpcDialect) -> None:
         self.writer = InferEncoder()
         self._limits = limits
         self._dialect = dialect
+        given, factor = limits.request_bytes, dialect.strings
+        self._request_bytes = dialect.request_bytes if given is None else given
+        self._strings = None if factor is None else int(limits.json_strings * factor)
         self._reader = InferReader(limits)
         self._plain_replies = FastInferEncoder(RAW_OUTPUTS)
         # None where each request needs an id, or checks of its model.
@@ -78,7 +81,7 @@ class Inferences:
                 has_shared=dialect.has_extensions,
             )
         self.write_plain: CallWriter | None = None
-        if self._plain_calls is not None and request_bytes is None:
+        if self._plain_calls is not None and self._request_bytes is None:
             self.write_plain = call_writer(self._plain_calls.write, INFER)
         self._like = InferResponse(
             model=ModelRef(""),
@@ -151,8 +154,10 @@ class Inferences:
         Raises:
             Unsupported: The dialect cannot carry it.
             InvalidRequest: The server would read the version as another one.
+            TooLarge: The server accepts no request of this size.
         """
         model = call.model
+        message: Sequence[Buffer] | None = None
         if not (
             self._plain_calls is None
             or model is None
@@ -163,10 +168,12 @@ class Inferences:
             or call.timeout_us is not None
             or call.has_unknown
         ):
-            plain = self._plain_calls.write(model, call.id, call.inputs, call.outputs)
-            if plain is not None:
-                return plain
-        return self._written(call, spare_id)
+            message = self._plain_calls.write(model, call.id, call.inputs, call.outputs)
+        if message is None:
+            message = self._written(call, spare_id)
+        if self._request_bytes is not None:
+            self._check_size(call, message, self._request_bytes)
+        return message
 
     def decode_reply(
         self,
@@ -211,7 +218,7 @@ class Inferences:
         )
 
     def _written(self, call: InferRequest, spare_id: str) -> Sequence[Buffer]:
-        model = named_model(call)
+        model = required_model(call)
         check_version(self._dialect, model)
         parameters = join_parameters(call)
         check_infer(self._dialect, call, parameters)
@@ -221,6 +228,27 @@ class Inferences:
         written = self.writer.request(model, request_id, parameters, call.inputs, call.outputs)
         unknown = unknown_of(call.context.origin, NAME)
         return [unknown, *written] if unknown else written
+
+    def _check_size(self, call: InferRequest, message: Sequence[Buffer], most: int) -> None:
+        size = size_of(message)
+        size += sum(one.nbytes for one in call.inputs if type(one.data) is StreamedData)
+        if size > most:
+            raise TooLarge(
+                f"the request has {size} bytes, {self._dialect.name} accepts at most {most} over "
+                "gRPC (request_bytes of the upstream)",
+                model=call.model,
+                limit="request_bytes",
+            )
+        if self._strings is not None:
+            texts = [one.shape or () for one in call.inputs if one.datatype is Datatype.BYTES]
+            count = sum(map(math.prod, texts))
+            if count > self._strings:
+                raise TooLarge(
+                    f"the inputs have {count} BYTES elements, {self._dialect.name} gets at most "
+                    f"{self._strings} over gRPC (json_strings of the upstream)",
+                    model=call.model,
+                    limit="json_strings",
+                )
 
     def _selected(self, call: InferRequest, outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Check that every requested output is present; drop others where the server does not."""

@@ -7,7 +7,7 @@ docs/protocols/open-inference.md, "14. Models, statistics and settings" and
 "15. Health, metadata and versions".
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from google.protobuf.message import Message
@@ -20,11 +20,9 @@ from gateway.ir.calls import (
     ServerLiveRequest,
     ServerMetadataRequest,
     ServerReadyRequest,
-    words_of,
 )
 from gateway.ir.context import Context, ModelRef
 from gateway.ir.errors import (
-    InvalidRequest,
     InvalidTensor,
     MalformedMessage,
     TooLarge,
@@ -46,6 +44,7 @@ from gateway.ir.metadata import (
 )
 from gateway.ir.redaction import redact
 from gateway.ir.tensors.datatypes import Datatype
+from gateway.protocols.oip.dialects import required_model
 from gateway.protocols.oip.grpc.call_messages import CallMessage, CallMessages, CallReader
 from gateway.protocols.oip.grpc.dialects import GrpcDialect
 from gateway.schema import open_inference_pb2 as pb
@@ -100,53 +99,27 @@ def check_size(method: str, view: memoryview, limits: MessageLimits) -> None:
         raise MalformedMessage(f"request to load a model: {error}") from error
 
 
-def named_model(call: Call[Any]) -> ModelRef:
-    """Return the model of *call*.
-
-    Raises:
-        InvalidRequest: It names none.
-    """
-    if call.model is None:
-        raise InvalidRequest(f"{words_of(call)} names no model: Open Inference needs one")
-    return call.model
-
-
 # Requests of clients.
 
 
-def _read_live(view: memoryview, context: Context, _limits: MessageLimits) -> ServerLiveRequest:
-    parse(view, pb.ServerLiveRequest)
-    return ServerLiveRequest(context=context)
+def _read_plain(kind: type[Call[Any]], message: type[Message]) -> CallReader:
+    """Return the reader of a request that is empty."""
+
+    def read(view: memoryview, context: Context, _limits: MessageLimits) -> Call[Any]:
+        parse(view, message)
+        return kind(context=context)
+
+    return read
 
 
-def _read_ready(view: memoryview, context: Context, _limits: MessageLimits) -> ServerReadyRequest:
-    parse(view, pb.ServerReadyRequest)
-    return ServerReadyRequest(context=context)
+def read_named(kind: type[Call[Any]], message: type[Any]) -> CallReader:
+    """Return the reader of a request that has the name and the version of a model."""
 
+    def read(view: memoryview, context: Context, limits: MessageLimits) -> Call[Any]:
+        found = parse(view, message)
+        return kind(model=checked_model(found.name, found.version, limits), context=context)
 
-def _read_server_metadata(
-    view: memoryview, context: Context, _limits: MessageLimits
-) -> ServerMetadataRequest:
-    parse(view, pb.ServerMetadataRequest)
-    return ServerMetadataRequest(context=context)
-
-
-def _read_model_ready(
-    view: memoryview, context: Context, limits: MessageLimits
-) -> ModelReadyRequest:
-    message = parse(view, pb.ModelReadyRequest)
-    return ModelReadyRequest(
-        model=checked_model(message.name, message.version, limits), context=context
-    )
-
-
-def _read_model_metadata(
-    view: memoryview, context: Context, limits: MessageLimits
-) -> ModelMetadataRequest:
-    message = parse(view, pb.ModelMetadataRequest)
-    return ModelMetadataRequest(
-        model=checked_model(message.name, message.version, limits), context=context
-    )
+    return read
 
 
 def _read_index(
@@ -162,11 +135,11 @@ def _read_index(
 
 
 CALL_READERS: Mapping[str, CallReader] = {
-    SERVICE + "ServerLive": _read_live,
-    SERVICE + "ServerReady": _read_ready,
-    SERVICE + "ModelReady": _read_model_ready,
-    SERVICE + "ServerMetadata": _read_server_metadata,
-    SERVICE + "ModelMetadata": _read_model_metadata,
+    SERVICE + "ServerLive": _read_plain(ServerLiveRequest, pb.ServerLiveRequest),
+    SERVICE + "ServerReady": _read_plain(ServerReadyRequest, pb.ServerReadyRequest),
+    SERVICE + "ModelReady": read_named(ModelReadyRequest, pb.ModelReadyRequest),
+    SERVICE + "ServerMetadata": _read_plain(ServerMetadataRequest, pb.ServerMetadataRequest),
+    SERVICE + "ModelMetadata": read_named(ModelMetadataRequest, pb.ModelMetadataRequest),
     SERVICE + "RepositoryIndex": _read_index,
 }
 
@@ -192,12 +165,6 @@ def _write_tensor(tensor: TensorMetadata) -> pb.ModelMetadataResponse.TensorMeta
     )
 
 
-def _server_metadata(_call: Call[Any], metadata: ServerMetadata) -> Message:
-    return pb.ServerMetadataResponse(
-        name=metadata.name, version=metadata.version, extensions=metadata.extensions
-    )
-
-
 def _index(_call: Call[Any], entries: Iterable[RepositoryEntry]) -> Message:
     return pb.RepositoryIndexResponse(
         models=[
@@ -215,14 +182,14 @@ def _index(_call: Call[Any], entries: Iterable[RepositoryEntry]) -> Message:
 # Requests to an upstream: method and message.
 
 
-def _model_ready_call(call: ModelReadyRequest, _dialect: GrpcDialect) -> CallMessage:
-    model = named_model(call)
-    return "ModelReady", pb.ModelReadyRequest(name=model.name, version=model.version)
+def write_named(method: str, message: type[Message]) -> Callable[[Any, Any], CallMessage]:
+    """Return the writer of a request that has the name and the version of a model."""
 
+    def write(call: Call[Any], _dialect: GrpcDialect) -> CallMessage:
+        model = required_model(call)
+        return method, message(name=model.name, version=model.version)
 
-def _model_metadata_call(call: ModelMetadataRequest, _dialect: GrpcDialect) -> CallMessage:
-    model = named_model(call)
-    return "ModelMetadata", pb.ModelMetadataRequest(name=model.name, version=model.version)
+    return write
 
 
 def _index_call(call: RepositoryIndexRequest, dialect: GrpcDialect) -> CallMessage:
@@ -319,14 +286,20 @@ MESSAGES: Mapping[type[Call[Any]], CallMessages] = {
     ),
     ModelReadyRequest: CallMessages(
         lambda _call, ready: pb.ModelReadyResponse(ready=ready),
-        _model_ready_call,
+        write_named("ModelReady", pb.ModelReadyRequest),
         lambda _call, view, _limits: parse(view, pb.ModelReadyResponse).ready,
     ),
     ServerMetadataRequest: CallMessages(
-        _server_metadata,
+        lambda _call, reply: pb.ServerMetadataResponse(
+            name=reply.name, version=reply.version, extensions=reply.extensions
+        ),
         lambda _call, _dialect: ("ServerMetadata", pb.ServerMetadataRequest()),
         _read_server_answer,
     ),
-    ModelMetadataRequest: CallMessages(_model_metadata, _model_metadata_call, _read_model_answer),
+    ModelMetadataRequest: CallMessages(
+        _model_metadata,
+        write_named("ModelMetadata", pb.ModelMetadataRequest),
+        _read_model_answer,
+    ),
     RepositoryIndexRequest: CallMessages(_index, _index_call, _read_index_answer),
 }

@@ -48,34 +48,16 @@ def _read_cuda(view: memoryview, context: Context, limits: MessageLimits) -> Sha
     return SharedRegisterRequest(context=context, region=checked_region(region, limits))
 
 
-def _read_unregister(
-    view: memoryview, context: Context, limits: MessageLimits
-) -> SharedUnregisterRequest:
-    message = parse(view, pb.SystemSharedMemoryUnregisterRequest)
-    region = checked_model(message.name, "", limits).name
-    return SharedUnregisterRequest(context=context, region=region, is_cuda=False)
+def _reads_name(
+    kind: type[SharedUnregisterRequest | SharedStatusRequest], message: type[Any], *, is_cuda: bool
+) -> tuple[type[Call[Any]], CallReader]:
+    """Return a kind of call, and the reader of its request, which has the name of a region."""
 
+    def read(view: memoryview, context: Context, limits: MessageLimits) -> Call[Any]:
+        region = checked_model(parse(view, message).name, "", limits).name
+        return kind(context=context, region=region, is_cuda=is_cuda)
 
-def _read_unregister_cuda(
-    view: memoryview, context: Context, limits: MessageLimits
-) -> SharedUnregisterRequest:
-    message = parse(view, pb.CudaSharedMemoryUnregisterRequest)
-    region = checked_model(message.name, "", limits).name
-    return SharedUnregisterRequest(context=context, region=region, is_cuda=True)
-
-
-def _read_status(view: memoryview, context: Context, limits: MessageLimits) -> SharedStatusRequest:
-    message = parse(view, pb.SystemSharedMemoryStatusRequest)
-    region = checked_model(message.name, "", limits).name
-    return SharedStatusRequest(context=context, region=region, is_cuda=False)
-
-
-def _read_status_cuda(
-    view: memoryview, context: Context, limits: MessageLimits
-) -> SharedStatusRequest:
-    message = parse(view, pb.CudaSharedMemoryStatusRequest)
-    region = checked_model(message.name, "", limits).name
-    return SharedStatusRequest(context=context, region=region, is_cuda=True)
+    return kind, read
 
 
 def _register_call(call: SharedRegisterRequest, _dialect: GrpcDialect) -> CallMessage:
@@ -103,12 +85,6 @@ def _status_call(call: SharedStatusRequest, _dialect: GrpcDialect) -> CallMessag
     if call.is_cuda:
         return "CudaSharedMemoryStatus", pb.CudaSharedMemoryStatusRequest(name=call.region)
     return "SystemSharedMemoryStatus", pb.SystemSharedMemoryStatusRequest(name=call.region)
-
-
-def _registered(call: SharedRegisterRequest, _reply: None) -> Message:
-    if call.region.device is None:
-        return pb.SystemSharedMemoryRegisterResponse()
-    return pb.CudaSharedMemoryRegisterResponse()
 
 
 def _write_status(call: SharedStatusRequest, reply: tuple[SharedRegion, ...]) -> Message:
@@ -152,16 +128,32 @@ def _ok(_call: Call[Any], view: memoryview, _limits: MessageLimits) -> None:
 
 
 CALL_READERS: Mapping[str, tuple[type[Call[Any]], CallReader]] = {
-    "SystemSharedMemoryStatus": (SharedStatusRequest, _read_status),
+    "SystemSharedMemoryStatus": _reads_name(
+        SharedStatusRequest, pb.SystemSharedMemoryStatusRequest, is_cuda=False
+    ),
     "SystemSharedMemoryRegister": (SharedRegisterRequest, _read_system),
-    "SystemSharedMemoryUnregister": (SharedUnregisterRequest, _read_unregister),
-    "CudaSharedMemoryStatus": (SharedStatusRequest, _read_status_cuda),
+    "SystemSharedMemoryUnregister": _reads_name(
+        SharedUnregisterRequest, pb.SystemSharedMemoryUnregisterRequest, is_cuda=False
+    ),
+    "CudaSharedMemoryStatus": _reads_name(
+        SharedStatusRequest, pb.CudaSharedMemoryStatusRequest, is_cuda=True
+    ),
     "CudaSharedMemoryRegister": (SharedRegisterRequest, _read_cuda),
-    "CudaSharedMemoryUnregister": (SharedUnregisterRequest, _read_unregister_cuda),
+    "CudaSharedMemoryUnregister": _reads_name(
+        SharedUnregisterRequest, pb.CudaSharedMemoryUnregisterRequest, is_cuda=True
+    ),
 }
 
 EXTENSIONS: Mapping[type[Call[Any]], CallMessages] = {
-    SharedRegisterRequest: CallMessages(_registered, _register_call, _ok),
+    SharedRegisterRequest: CallMessages(
+        lambda call, _reply: (
+            pb.SystemSharedMemoryRegisterResponse()
+            if call.region.device is None
+            else pb.CudaSharedMemoryRegisterResponse()
+        ),
+        _register_call,
+        _ok,
+    ),
     SharedUnregisterRequest: CallMessages(
         lambda _call, _reply: pb.SystemSharedMemoryUnregisterResponse(), _unregister_call, _ok
     ),

@@ -4,7 +4,7 @@
 inferences, `management.py` and `extensions.py` the other calls.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, Final
 
@@ -30,13 +30,18 @@ from gateway.ir.calls import (
     ServerReadyRequest,
     StreamInferRequest,
     inference_of,
-    words_of,
 )
 from gateway.ir.context import ModelRef, Need, Origin
 from gateway.ir.errors import GatewayError, ModelNotFound, NotFound
 from gateway.ir.limits import MessageLimits
-from gateway.ir.metadata import ServerMetadata
-from gateway.protocols.oip.dialects import DIALECTS, MOST_LENIENT, READERS, check_whole_version
+from gateway.protocols.oip.dialects import (
+    DIALECTS,
+    MOST_LENIENT,
+    READERS,
+    Dialect,
+    check_version,
+    required_model,
+)
 from gateway.protocols.oip.errors import (
     GENERATE_FAILED,
     HTTP_OK,
@@ -51,7 +56,7 @@ from gateway.protocols.oip.extension_policy import (
     check_asked,
     require_enabled,
 )
-from gateway.protocols.oip.http import management
+from gateway.protocols.oip.http import management, sagemaker
 from gateway.protocols.oip.http.context import NAME, NEEDS, context_of
 from gateway.protocols.oip.http.extensions import EXTENSIONS, HttpExtension
 from gateway.protocols.oip.http.generate import encode_generate, generated
@@ -89,7 +94,7 @@ from gateway.protocols.oip.json.binary_tensors import (
 )
 from gateway.protocols.oip.json.parse import dump
 from gateway.protocols.oip.json.templates import JsonTemplateCache
-from gateway.protocols.oip.json.write import Nonfinite
+from gateway.protocols.oip.json.write import JsonTargets, Nonfinite
 from gateway.protocols.oip.options import check_options, read_extensions
 from gateway.wire.errors import HTTP_STATUS, SUCCESSES
 from gateway.wire.event_stream import EventSplitter
@@ -132,6 +137,7 @@ _MODEL_ACTIONS: Mapping[type[Call[Any]], str] = {
     ModelReadyRequest: "ready",
     ModelMetadataRequest: "",
 }
+# Statuses of a server or a model that is not ready.
 _REFUSED: Final = frozenset({*range(400, 500), HTTP_STATUS[errors.ErrorCode.NOT_READY]})
 _CACHE_ENTRIES = 1024
 _REMEMBERED_BYTES = 512
@@ -152,10 +158,12 @@ class HttpCodec(
             `not_ready_status`: the status of "not ready" for clients (503, 409); without it, 503,
             and 409 for an inference that the gateway itself refuses;
             `nonfinite`: what JSON has for NaN and infinities (refuse, literal, null); without it,
-            literal for replies of Triton, else refuse.
+            literal for replies of Triton, else refuse;
+            `sagemaker`: the paths of a container, see `sagemaker.py`.
 
     Attributes:
         request_templates: What `decode_request` reads repeated requests with.
+        reply_templates: What `decode_response` reads repeated responses with.
 
     Raises:
         ValueError: An option is wrong.
@@ -171,45 +179,57 @@ class HttpCodec(
         self._extensions = read_extensions(checked)
         nonfinite = checked.get("nonfinite")
         self._targets = response_targets(None if nonfinite is None else Nonfinite(nonfinite))
-        self._dialect = DIALECTS[checked.get("dialect", "auto")]
-        self.prefers_single_reply = self._dialect.has_generate_stream
-        self.only_known_models = self._dialect.keeps_names
-        self.dialect = self._dialect.name
-        if self._dialect.has_generate_stream:
+        self._dialect = dialect = DIALECTS[checked.get("dialect", "auto")]
+        self._is_container = checked.get(sagemaker.KEY, False)
+        self.prefers_single_reply = dialect.has_generate_stream
+        self.only_known_models = dialect.keeps_names
+        self.dialect = dialect.name
+        if dialect.has_generate_stream:
             self.needs = NEEDS | {Need.FLAT_MEMBERS}
         not_ready = checked.get("not_ready_status", HTTP_STATUS[errors.ErrorCode.NOT_READY])
         self._errors = error_form(not_ready)
         self._inference_errors = error_form(checked.get("not_ready_status", INFERENCE_NOT_READY))
-        # KServe fails on requests without an id.
-        self._spare_id = "gateway" if self._dialect.needs_id else ""
         self.request_templates = RequestTemplates(limits)
-        self._replies: ReplyTemplates = JsonTemplateCache("output", limits)
+        self.reply_templates: ReplyTemplates = JsonTemplateCache("output", limits)
+        ask = partial(_question, dialect)
+        ready = _health(ask, _READY, not_ready, limits)
         self.calls = {
-            InferRequest: Handling(self._write_infer, self._read_infer, self._write_reply),
-            StreamInferRequest: Handling(self._write_stream, self._read_item),
-            ServerLiveRequest: self._health(_LIVE, HTTP_STATUS[errors.ErrorCode.NOT_READY]),
-            ServerReadyRequest: self._health(_READY, not_ready),
-            ModelReadyRequest: self._health(_READY, not_ready),
+            InferRequest: Handling(
+                partial(_write_infer, dialect, limits),
+                partial(_read_infer, dialect, self.reply_templates),
+                partial(_write_reply, self._targets),
+            ),
+            StreamInferRequest: Handling(
+                partial(_write_stream, dialect, limits),
+                partial(_read_item, dialect, self.reply_templates),
+            ),
+            ServerLiveRequest: _health(ask, _LIVE, HTTP_STATUS[errors.ErrorCode.NOT_READY], limits),
+            ServerReadyRequest: ready,
+            ModelReadyRequest: ready,
             ServerMetadataRequest: Handling(
-                self._question,
+                ask,
                 lambda _call, wire: management.decode_server_metadata(wire, limits),
-                self._write_server,
+                lambda _call, reply: management.encode_server_metadata(
+                    advertised_extensions(reply, self._extensions)
+                ),
             ),
             ModelMetadataRequest: Handling(
-                self._question,
+                ask,
                 lambda call, wire: management.decode_model_metadata(
                     call.model or ModelRef(""), wire, limits
                 ),
                 lambda _call, reply: management.encode_model_metadata(reply),
             ),
             RepositoryIndexRequest: Handling(
-                self._write_index if self._dialect.has_index else self._question,
+                _write_index if dialect.has_index else ask,
                 lambda _call, wire: management.decode_index(wire, limits),
                 lambda call, reply: management.encode_index(reply, whole=_wants_whole_index(call)),
             ),
             OpaqueCall: Handling(write_opaque, None, write_opaque_reply, partial(Origin, NAME)),
-            **{kind: self._extension(extension) for kind, extension in EXTENSIONS.items()},
+            **{kind: _extension(each, dialect, limits) for kind, each in EXTENSIONS.items()},
         }
+        if self._is_container:
+            self.calls = sagemaker.with_own_replies(self.calls)
         # Clients repeat the same few paths.
         self._find_route = partial(find_route, limits=limits)
         self._remembered = lru_cache(_CACHE_ENTRIES)(self._find_route)
@@ -230,6 +250,8 @@ class HttpCodec(
             Unsupported: It needs an extension that is not enabled.
         """
         path = wire.path
+        if self._is_container and path in sagemaker.PATHS:
+            return sagemaker.decode_own(wire, self.request_templates, request_id)
         try:
             find = self._remembered if len(path) <= _REMEMBERED_BYTES else self._find_route
             route = find(wire.method, path)
@@ -343,11 +365,12 @@ class HttpCodec(
         form = self._errors
         if error.origin is None and call is not None and inference_of(call) is not None:
             form = self._inference_errors
+        extra = sagemaker.attributes_of(call, error) if self._is_container else ()
         if call is None or type(error) is not errors.UpstreamError or not is_generated(call):
-            return form.write(error, self._limits)
+            return form.write(error, self._limits, extra)
         if isinstance(call, StreamInferRequest):
             return error_event(error, self._limits, GENERATE_FAILED)
-        return form.write(error, self._limits, row=(GENERATE_FAILED, ""))
+        return form.write(error, self._limits, extra, row=(GENERATE_FAILED, ""))
 
     def encode_cut_through(self, call: Call[Any], /) -> HttpRequest | None:
         """Write a request that ends in inputs which have not arrived; None where it cannot."""
@@ -362,119 +385,125 @@ class HttpCodec(
         text = text_in_response(call, wire, self._limits)
         return self._errors.read(call.model, wire, self._limits, text)
 
-    def _write_infer(self, call: InferRequest) -> HttpRequest:
-        context = call.context
-        request_id = context.request_id
-        sent_id = call.id or request_id or self._spare_id
-        headers, body = encode_request(call, sent_id, self._dialect, self._limits)
-        if context.metadata:
-            headers = extended_headers(headers, context.metadata, request_id)
-            request_id = ""
-        model = call.model
-        is_plain = model and model.name and not model.version  # `_model_path` has a frame
-        path = model_path(model, "infer") if is_plain else self._model_path(call, "infer")
-        return HttpRequest("POST", path, "", headers, body, context.deadline, None, request_id)
 
-    def _read_infer(self, call: InferRequest, wire: HttpResponse) -> InferResponse:
-        sent_id = call.id or call.context.request_id or self._spare_id
-        dialect = self._dialect
-        return decode_response(call, sent_id, wire, self._replies, dialect, dialect.echoes_id)
+def _write_infer(dialect: Dialect, limits: MessageLimits, call: InferRequest) -> HttpRequest:
+    context = call.context
+    request_id = context.request_id
+    sent_id = call.id or request_id or _spare_id(dialect)
+    headers, body = encode_request(call, sent_id, dialect, limits)
+    if context.metadata:
+        headers = extended_headers(headers, context.metadata, request_id)
+        request_id = ""
+    model = call.model
+    is_plain = model and model.name and not model.version  # `_model_path` has a frame
+    path = model_path(model, "infer") if is_plain else _model_path(dialect, call, "infer")
+    return HttpRequest("POST", path, "", headers, body, context.deadline, None, request_id)
 
-    def _write_reply(self, call: InferRequest, reply: InferResponse) -> HttpResponse:
-        """Write an inference; a call of another codec gets binary outputs, as any datatype has."""
-        origin = call.context.origin
-        form = origin.form if origin is not None and origin.codec == NAME else None
-        if type(form) is not InferReplyFormat:
-            if form == GENERATED:
-                return management.json_response(HTTP_OK, generated(call, reply, self._targets))
-            form = ALL_BINARY
-        return encode_response(call, reply, form, self._targets)
 
-    def _write_stream(self, call: StreamInferRequest) -> HttpRequest:
-        if self._dialect.has_generate_stream:
-            path = self._model_path(call, "generate_stream")
-            return _post(call, path, (dump(encode_generate(call.request)),))
-        if not self._dialect.has_infer_stream:
-            raise errors.Unsupported(
-                f"the dialect {self._dialect.name!r} has no streams of tensors over HTTP"
-            )
-        headers, body = encode_request(
-            call.request, self._stream_id(call), self._dialect, self._limits, binary_out=False
+def _read_infer(
+    dialect: Dialect, templates: ReplyTemplates, call: InferRequest, wire: HttpResponse
+) -> InferResponse:
+    sent_id = call.id or call.context.request_id or _spare_id(dialect)
+    return decode_response(call, sent_id, wire, templates, dialect, dialect.echoes_id)
+
+
+def _write_reply(targets: JsonTargets, call: InferRequest, reply: InferResponse) -> HttpResponse:
+    """Write an inference; a call of another codec gets binary outputs, as any datatype has."""
+    origin = call.context.origin
+    form = origin.form if origin is not None and origin.codec == NAME else None
+    if type(form) is not InferReplyFormat:
+        if form == GENERATED:
+            return management.json_response(HTTP_OK, generated(call, reply, targets))
+        form = ALL_BINARY
+    return encode_response(call, reply, form, targets)
+
+
+def _write_stream(dialect: Dialect, limits: MessageLimits, call: StreamInferRequest) -> HttpRequest:
+    if dialect.has_generate_stream:
+        path = _model_path(dialect, call, "generate_stream")
+        return _post(call, path, (dump(encode_generate(call.request)),))
+    if not dialect.has_infer_stream:
+        raise errors.Unsupported(
+            f"the dialect {dialect.name!r} has no streams of tensors over HTTP"
         )
-        return _post(call, self._model_path(call, "infer_stream"), body, headers)
+    sent_id = call.request.id or call.context.request_id or _spare_id(dialect)
+    headers, body = encode_request(call.request, sent_id, dialect, limits, binary_out=False)
+    return _post(call, _model_path(dialect, call, "infer_stream"), body, headers)
 
-    def _read_item(self, call: StreamInferRequest, wire: HttpResponse) -> InferResponse:
-        """Read one event, cut out by `splitter`; an error between events is an item with it."""
-        if self._dialect.has_generate_stream:
-            return decode_generated(call, wire, self._limits)
-        return decode_event(call, self._stream_id(call), wire, self._replies, self._dialect)
 
-    def _question(self, call: Call[Any]) -> HttpRequest:
-        kind = type(call)
-        action = _MODEL_ACTIONS.get(kind)
-        path = server_path(kind) if action is None else self._model_path(call, action)
-        return get_request(call, path)
+def _read_item(
+    dialect: Dialect, templates: ReplyTemplates, call: StreamInferRequest, wire: HttpResponse
+) -> InferResponse:
+    """Read one event, cut out by `splitter`; an error between events is an item with it."""
+    if dialect.has_generate_stream:
+        return decode_generated(call, wire, templates.limits)
+    sent_id = call.request.id or call.context.request_id or _spare_id(dialect)
+    return decode_event(call, sent_id, wire, templates, dialect)
 
-    def _health(self, key: str, unhealthy: int) -> Handling:
-        """Return how a health request is handled.
 
-        Args:
-            key: Its member in JSON.
-            unhealthy: Its status for clients, where the reply is no.
-        """
-        return Handling(
-            self._question,
-            lambda _call, wire: management.decode_health(key, wire, self._limits),
-            lambda call, reply: management.encode_health(
-                key, healthy=reply, unhealthy_status=unhealthy, model=call.model
-            ),
-            _refused,
-        )
+def _spare_id(dialect: Dialect) -> str:
+    """Return the id of a request without one: KServe fails on it."""
+    return "gateway" if dialect.needs_id else ""
 
-    def _write_server(self, _call: ServerMetadataRequest, reply: ServerMetadata) -> HttpResponse:
-        return management.encode_server_metadata(advertised_extensions(reply, self._extensions))
 
-    def _write_index(self, call: RepositoryIndexRequest) -> HttpRequest:
-        # MLServer needs a body, Triton ignores it.
-        return _post(call, INDEX_PATH, (dump({"ready": True} if call.ready_only else {}),))
+def _question(dialect: Dialect, call: Call[Any]) -> HttpRequest:
+    kind = type(call)
+    action = _MODEL_ACTIONS.get(kind)
+    return get_request(
+        call, server_path(kind) if action is None else _model_path(dialect, call, action)
+    )
 
-    def _extension(self, extension: HttpExtension) -> Handling:
-        return Handling(
-            partial(self._write_extension, extension),
-            lambda call, wire: extension.read_reply(call, wire, self._limits),
-            lambda call, reply: management.optional_json(extension.write_reply(call, reply)),
-        )
 
-    def _write_extension(self, extension: HttpExtension, call: Call[Any]) -> HttpRequest:
-        check_asked(call, self._dialect)
-        if call.model is not None:
-            self._check_version(call.model)
-        method, path, document = extension.write_call(call)
-        if document is None:
-            pairs = Headers(http_headers(call.context))
-            return HttpRequest(method, path, "", pairs, (), call.context.deadline)
-        return _post(call, path, (dump(document),))
+def _health(
+    ask: Callable[[Call[Any]], HttpRequest], key: str, unhealthy: int, limits: MessageLimits
+) -> Handling:
+    """Return how a health request is handled.
 
-    def _stream_id(self, call: StreamInferRequest) -> str:
-        """Return the id of a stream's request on the wire."""
-        return call.request.id or call.context.request_id or self._spare_id
+    Args:
+        ask: Writes it.
+        key: Its member in JSON.
+        unhealthy: Its status for clients, where the reply is no.
+        limits: The limits of a message.
+    """
+    return Handling(
+        ask,
+        lambda _call, wire: management.decode_health(key, wire, limits),
+        lambda call, reply: management.encode_health(
+            key, healthy=reply, unhealthy_status=unhealthy, model=call.model
+        ),
+        lambda wire: False if wire.status in _REFUSED else None,
+    )
 
-    def _model_path(self, call: Call[Any], action: str) -> str:
-        model = call.model
-        if model is None or not model.name:
-            raise errors.Unsupported(f"{words_of(call)} names no model: Open Inference needs one")
-        if model.version:
-            self._check_version(model)
-        return model_path(model, action)
 
-    def _check_version(self, model: ModelRef) -> None:
-        if self._dialect.has_whole_versions:
-            check_whole_version(model)
-        if model.version and not self._dialect.has_versions:
-            raise errors.Unsupported(
-                f"model {str(model)!r} has a version: {self._dialect.name} has no versions",
-                model=model,
-            )
+def _write_index(call: RepositoryIndexRequest) -> HttpRequest:
+    # MLServer needs a body, Triton ignores it.
+    return _post(call, INDEX_PATH, (dump({"ready": True} if call.ready_only else {}),))
+
+
+def _extension(extension: HttpExtension, dialect: Dialect, limits: MessageLimits) -> Handling:
+    return Handling(
+        partial(_write_extension, extension, dialect),
+        lambda call, wire: extension.read_reply(call, wire, limits),
+        lambda call, reply: management.optional_json(extension.write_reply(call, reply)),
+    )
+
+
+def _write_extension(extension: HttpExtension, dialect: Dialect, call: Call[Any]) -> HttpRequest:
+    check_asked(call, dialect)
+    if call.model is not None:
+        check_version(dialect, call.model)
+    method, path, document = extension.write_call(call)
+    if document is None:
+        pairs = Headers(http_headers(call.context))
+        return HttpRequest(method, path, "", pairs, (), call.context.deadline)
+    return _post(call, path, (dump(document),))
+
+
+def _model_path(dialect: Dialect, call: Call[Any], action: str) -> str:
+    model = required_model(call)
+    if model.version:
+        check_version(dialect, model)
+    return model_path(model, action)
 
 
 def _post(
@@ -482,11 +511,6 @@ def _post(
 ) -> HttpRequest:
     pairs = Headers((*headers.pairs, *http_headers(call.context)))
     return HttpRequest("POST", path, "", pairs, body, call.context.deadline)
-
-
-def _refused(wire: HttpResponse) -> bool | None:
-    """Return False for the status of a server or model that is not ready; None for others."""
-    return False if wire.status in _REFUSED else None
 
 
 def _wants_whole_index(call: Call[Any]) -> bool:

@@ -25,14 +25,14 @@ from gateway.ir.calls import (
     SharedUnregisterRequest,
     TraceSettingRequest,
     TraceSettings,
-    words_of,
 )
-from gateway.ir.context import Context, ModelRef
-from gateway.ir.errors import InvalidRequest, MalformedMessage, Unsupported
+from gateway.ir.context import Context
+from gateway.ir.errors import InvalidRequest, MalformedMessage
 from gateway.ir.limits import MessageLimits, check_count
-from gateway.ir.metadata import ModelConfiguration, SharedRegion
+from gateway.ir.metadata import SharedRegion
 from gateway.ir.statistics import ModelStatistics
 from gateway.protocols.oip import control, statistics
+from gateway.protocols.oip.dialects import required_model
 from gateway.protocols.oip.http.paths import (
     LOG_PATH,
     STATISTICS_PATH,
@@ -76,12 +76,6 @@ class HttpExtension:
     read_reply: Callable[[Any, HttpResponse, MessageLimits], Any]
 
 
-def _named(call: Call[Any]) -> ModelRef:
-    if call.model is None or not call.model.name:
-        raise Unsupported(f"{words_of(call)} names no model: Open Inference needs one")
-    return call.model
-
-
 def _no_body(
     route: OipRoute, _wire: HttpRequest, context: Context, _limits: MessageLimits
 ) -> Call[Any]:
@@ -92,29 +86,7 @@ def _nothing(_call: Call[Any], _wire: HttpResponse, _limits: MessageLimits) -> N
     """Read no body: the status is the reply."""
 
 
-def _silent(_call: Call[Any], _reply: None) -> Body:
-    return None
-
-
-# Model configuration.
-
-
-def _configuration_call(call: ModelConfigRequest) -> ExtensionRequest:
-    return "GET", model_path(_named(call), "config"), None
-
-
-def _read_configuration(
-    _call: ModelConfigRequest, wire: HttpResponse, limits: MessageLimits
-) -> ModelConfiguration:
-    return from_document(read_value(wire.view, "the response", limits), limits)
-
-
 # Statistics.
-
-
-def _statistics_call(call: ModelStatisticsRequest) -> ExtensionRequest:
-    model = call.model
-    return "GET", STATISTICS_PATH if model is None else model_path(model, "stats"), None
 
 
 def _read_statistics(
@@ -134,10 +106,6 @@ def _read_load(
     return ModelLoadRequest(model=route.model, context=context, parameters=parameters)
 
 
-def _load_call(call: ModelLoadRequest) -> ExtensionRequest:
-    return _control_call(call, "load", control.written_load(call.parameters))
-
-
 def _read_unload(
     route: OipRoute, wire: HttpRequest, context: Context, limits: MessageLimits
 ) -> ModelUnloadRequest:
@@ -151,17 +119,8 @@ def _unload_call(call: ModelUnloadRequest) -> ExtensionRequest:
 
 
 def _control_call(call: Call[None], action: str, parameters: Mapping[str, Any]) -> ExtensionRequest:
-    path = control_path(_named(call), action)
+    path = control_path(required_model(call), action)
     return "POST", path, {"parameters": parameters} if parameters else {}
-
-
-def _loaded(call: ModelLoadRequest, _reply: None) -> Body:
-    # The kserve client needs this body; other clients read the status alone.
-    return {"name": _named(call).name, "load": True}
-
-
-def _unloaded(call: ModelUnloadRequest, _reply: None) -> Body:
-    return {"name": _named(call).name, "unload": True}
 
 
 # Trace and log settings.
@@ -183,10 +142,6 @@ def _trace_call(call: TraceSettingRequest) -> ExtensionRequest:
         key: _trace_text(key, values) if values else None for key, values in call.changes.items()
     }
     return "POST", path, changes
-
-
-def _write_trace(_call: TraceSettingRequest, reply: TraceSettings) -> Body:
-    return {key: _trace_text(key, values) for key, values in reply.items()}
 
 
 def _trace_text(key: str, values: tuple[str, ...]) -> str | list[str]:
@@ -214,14 +169,6 @@ def _read_log(
 ) -> LogSettingsRequest:
     changes = control.read_log(_changes(wire, limits), limits)
     return LogSettingsRequest(context=context, changes=changes)
-
-
-def _log_call(call: LogSettingsRequest) -> ExtensionRequest:
-    return ("POST", LOG_PATH, dict(call.changes)) if call.changes else ("GET", LOG_PATH, None)
-
-
-def _write_log(_call: LogSettingsRequest, reply: LogSettings) -> Body:
-    return dict(reply)
 
 
 def _read_log_reply(
@@ -258,28 +205,15 @@ def _register_call(call: SharedRegisterRequest) -> ExtensionRequest:
     return "POST", shared_path(region.name, "register", cuda=cuda), body
 
 
-def _read_unregister(
+def _about_regions(
     route: OipRoute, _wire: HttpRequest, context: Context, _limits: MessageLimits
-) -> SharedUnregisterRequest:
-    return SharedUnregisterRequest(context=context, region=route.region, is_cuda=route.is_cuda)
+) -> Call[Any]:
+    kind = SharedStatusRequest if route.call is SharedStatusRequest else SharedUnregisterRequest
+    return kind(context=context, region=route.region, is_cuda=route.is_cuda)
 
 
-def _unregister_call(call: SharedUnregisterRequest) -> ExtensionRequest:
-    return "POST", shared_path(call.region, "unregister", cuda=bool(call.is_cuda)), None
-
-
-def _read_status(
-    route: OipRoute, _wire: HttpRequest, context: Context, _limits: MessageLimits
-) -> SharedStatusRequest:
-    return SharedStatusRequest(context=context, region=route.region, is_cuda=route.is_cuda)
-
-
-def _status_call(call: SharedStatusRequest) -> ExtensionRequest:
-    return "GET", shared_path(call.region, "status", cuda=bool(call.is_cuda)), None
-
-
-def _write_status(call: SharedStatusRequest, reply: tuple[SharedRegion, ...]) -> Body:
-    return [_region_text(region) for region in wanted_regions(call, reply)]
+def _region_path(call: SharedUnregisterRequest | SharedStatusRequest, action: str) -> str:
+    return shared_path(call.region, action, cuda=bool(call.is_cuda))
 
 
 def _region_text(region: SharedRegion) -> dict[str, Any]:
@@ -309,22 +243,63 @@ EXTENSIONS: Mapping[type[Call[Any]], HttpExtension] = {
     ModelConfigRequest: HttpExtension(
         _no_body,
         lambda _call, reply: to_document(reply),
-        _configuration_call,
-        _read_configuration,
+        lambda call: ("GET", model_path(required_model(call), "config"), None),
+        lambda _call, wire, limits: from_document(
+            read_value(wire.view, "the response", limits), limits
+        ),
     ),
     ModelStatisticsRequest: HttpExtension(
         _no_body,
         lambda _call, reply: text_of(statistics.to_message(reply)),
-        _statistics_call,
+        lambda call: (
+            "GET",
+            STATISTICS_PATH if call.model is None else model_path(call.model, "stats"),
+            None,
+        ),
         _read_statistics,
     ),
-    ModelLoadRequest: HttpExtension(_read_load, _loaded, _load_call, _nothing),
-    ModelUnloadRequest: HttpExtension(_read_unload, _unloaded, _unload_call, _nothing),
-    TraceSettingRequest: HttpExtension(_read_trace, _write_trace, _trace_call, _read_trace_reply),
-    LogSettingsRequest: HttpExtension(_read_log, _write_log, _log_call, _read_log_reply),
-    SharedRegisterRequest: HttpExtension(_read_register, _silent, _register_call, _nothing),
-    SharedUnregisterRequest: HttpExtension(_read_unregister, _silent, _unregister_call, _nothing),
-    SharedStatusRequest: HttpExtension(_read_status, _write_status, _status_call, _read_regions),
+    ModelLoadRequest: HttpExtension(
+        _read_load,
+        # The kserve client needs this body; other clients read the status alone.
+        lambda call, _reply: {"name": required_model(call).name, "load": True},
+        lambda call: _control_call(call, "load", control.written_load(call.parameters)),
+        _nothing,
+    ),
+    ModelUnloadRequest: HttpExtension(
+        _read_unload,
+        lambda call, _reply: {"name": required_model(call).name, "unload": True},
+        _unload_call,
+        _nothing,
+    ),
+    TraceSettingRequest: HttpExtension(
+        _read_trace,
+        lambda _call, reply: {key: _trace_text(key, values) for key, values in reply.items()},
+        _trace_call,
+        _read_trace_reply,
+    ),
+    LogSettingsRequest: HttpExtension(
+        _read_log,
+        lambda _call, reply: dict(reply),
+        lambda call: (
+            ("POST", LOG_PATH, dict(call.changes)) if call.changes else ("GET", LOG_PATH, None)
+        ),
+        _read_log_reply,
+    ),
+    SharedRegisterRequest: HttpExtension(
+        _read_register, lambda _call, _reply: None, _register_call, _nothing
+    ),
+    SharedUnregisterRequest: HttpExtension(
+        _about_regions,
+        lambda _call, _reply: None,
+        lambda call: ("POST", _region_path(call, "unregister"), None),
+        _nothing,
+    ),
+    SharedStatusRequest: HttpExtension(
+        _about_regions,
+        lambda call, reply: [_region_text(region) for region in wanted_regions(call, reply)],
+        lambda call: ("GET", _region_path(call, "status"), None),
+        _read_regions,
+    ),
 }
 
 

@@ -8,28 +8,27 @@ Source: docs/protocols/open-inference.md, "6. HTTP endpoints".
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final, TypeVar
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final, cast
 
-from gateway.api.protocol import Codec
-from gateway.ir.calls import Call, ServerReadyRequest
+from gateway.api.protocol import Handling
+from gateway.ir.calls import Call, InferRequest, ServerReadyRequest
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import GatewayError, MalformedMessage
-from gateway.ir.limits import MessageLimits
-from gateway.protocols.oip.http.codec import HttpCodec
-from gateway.protocols.oip.http.context import context_of
-from gateway.protocols.oip.http.infer_request import decode_request
+from gateway.protocols.oip.http.context import NAME, context_of
+from gateway.protocols.oip.http.infer_request import RequestTemplates, decode_request
 from gateway.protocols.oip.options import check_options
 from gateway.wire.errors import MethodNotAllowed
 from gateway.wire.heads.path_claims import PathClaim
 from gateway.wire.heads.sagemaker import custom_attributes, inference_id
-from gateway.wire.http import Headers, HttpRequest, HttpResponse, with_headers
-
-R = TypeVar("R")
+from gateway.wire.http import Headers, HttpRequest, HttpResponse
 
 PING: Final = "/ping"
 INVOCATIONS: Final = "/invocations"
+PATHS: Final = frozenset({PING, INVOCATIONS})
 
-_KEY: Final = "sagemaker"
+KEY: Final = "sagemaker"
 _LENGTH: Final = "Inference-Header-Content-Length"
 _BINARY: Final = re.compile(
     r"application/vnd\.sagemaker-triton\.binary\+json;\s*json-header-size=(\d{1,18})", re.IGNORECASE
@@ -37,22 +36,10 @@ _BINARY: Final = re.compile(
 _BINARY_TYPE: Final = "application/vnd.sagemaker-triton.binary+json"
 _DEFAULT: Final = ModelRef("")
 _CLAIMS: Final = (
-    PathClaim(PING, is_public=True, option=_KEY),
-    PathClaim(INVOCATIONS, option=_KEY),
+    PathClaim(PING, is_public=True, option=KEY),
+    PathClaim(INVOCATIONS, option=KEY),
 )
 _PLACES: Final = frozenset({"content-type", "inference-header-content-length"})
-
-
-def make_codec(
-    limits: MessageLimits, options: Mapping[str, Any]
-) -> Codec[HttpRequest, HttpResponse]:
-    """Return the codec of a listener or an upstream.
-
-    Raises:
-        ValueError: An option is wrong.
-    """
-    is_container = check_options(options).get(_KEY, False)
-    return (ContainerCodec if is_container else HttpCodec)(limits, options)
 
 
 def container_claims(options: Mapping[str, Any]) -> tuple[PathClaim, ...]:
@@ -61,49 +48,57 @@ def container_claims(options: Mapping[str, Any]) -> tuple[PathClaim, ...]:
     Raises:
         ValueError: The option is wrong.
     """
-    return _CLAIMS if check_options({_KEY: options.get(_KEY, False)})[_KEY] else ()
+    return _CLAIMS if check_options({KEY: options.get(KEY, False)})[KEY] else ()
 
 
-class ContainerCodec(HttpCodec):
-    """Open Inference over HTTP, with the two paths of a container."""
+def with_own_replies(
+    calls: Mapping[type[Call[Any]], Handling],
+) -> Mapping[type[Call[Any]], Handling]:
+    """Return how a codec handles calls, with the responses to requests on the two paths."""
+    own = (InferRequest, ServerReadyRequest)
+    return {
+        kind: replace(each, encode_reply=partial(_encode_reply, each)) if kind in own else each
+        for kind, each in calls.items()
+    }
 
-    def decode_call(self, wire: HttpRequest, request_id: str = "", /) -> Call[Any]:
-        """Read a client's request, as `HttpCodec` does."""
-        if wire.path not in {PING, INVOCATIONS}:
-            return super().decode_call(wire, request_id)
-        return self._decode_own(wire, request_id)
 
-    def encode_reply(self, call: Call[R], reply: R, /) -> HttpResponse:
-        """Write the response to *call*; its type has the size of the JSON, if it is binary."""
-        response = super().encode_reply(call, reply)
-        wire = _request_of(call)
-        if wire is None:
-            return response
-        length = response.headers.get(_LENGTH.lower())
-        pairs = response.headers.pairs
-        if length is not None:
-            kind = ("Content-Type", f"{_BINARY_TYPE};json-header-size={length}")
-            pairs = (kind, *response.headers.without(_PLACES).pairs)
-        headers = Headers((*pairs, *custom_attributes(wire.headers)))
-        return HttpResponse(response.status, headers, response.body, response.is_compressible)
+def decode_own(wire: HttpRequest, templates: RequestTemplates, request_id: str) -> Call[Any]:
+    """Read a client's request on one of the two paths.
 
-    def encode_error(self, call: Call[Any] | None, error: GatewayError, /) -> HttpResponse:
-        """Write *error*, with the custom attributes of its request."""
-        response = super().encode_error(call, error)
-        wire = None if call is None else _request_of(call)
-        extra = custom_attributes(Headers(error.metadata) if wire is None else wire.headers)
-        return with_headers(response, extra)
+    Raises:
+        InvalidRequest: Method, headers or body is wrong.
+        TooLarge: A limit is exceeded.
+    """
+    if wire.path == PING:
+        _check_method(wire, "GET", "HEAD")
+        return ServerReadyRequest(about=_DEFAULT, context=context_of(wire, None))
+    _check_method(wire, "POST")
+    call = decode_request(_DEFAULT, _with_length(wire), templates, request_id)
+    own = inference_id(wire.headers)
+    if own and not call.context.request_id:
+        call = call.with_context(request_id=own)
+    return call
 
-    def _decode_own(self, wire: HttpRequest, request_id: str) -> Call[Any]:
-        if wire.path == PING:
-            _check_method(wire, "GET", "HEAD")
-            return ServerReadyRequest(about=_DEFAULT, context=context_of(wire, None))
-        _check_method(wire, "POST")
-        call = decode_request(_DEFAULT, _with_length(wire), self.request_templates, request_id)
-        own = inference_id(wire.headers)
-        if own and not call.context.request_id:
-            call = call.with_context(request_id=own)
-        return call
+
+def attributes_of(call: Call[Any] | None, error: GatewayError) -> tuple[tuple[str, str], ...]:
+    """Return the custom attributes of a request that failed; those of a call that was read."""
+    wire = None if call is None else _request_of(call)
+    return custom_attributes(Headers(error.metadata) if wire is None else wire.headers)
+
+
+def _encode_reply(handling: Handling, call: Call[Any], reply: object) -> HttpResponse:
+    """Write the response to *call*; its type has the size of the JSON, if it is binary."""
+    response: HttpResponse = cast("Any", handling.encode_reply)(call, reply)
+    wire = _request_of(call)
+    if wire is None:
+        return response
+    length = response.headers.get(_LENGTH.lower())
+    pairs = response.headers.pairs
+    if length is not None:
+        kind = ("Content-Type", f"{_BINARY_TYPE};json-header-size={length}")
+        pairs = (kind, *response.headers.without(_PLACES).pairs)
+    headers = Headers((*pairs, *custom_attributes(wire.headers)))
+    return HttpResponse(response.status, headers, response.body, response.is_compressible)
 
 
 def _with_length(wire: HttpRequest) -> HttpRequest:
@@ -135,6 +130,6 @@ def _check_method(wire: HttpRequest, *allowed: str) -> None:
 def _request_of(call: Call[Any]) -> HttpRequest | None:
     """Return the request on one of the two paths that a call comes from."""
     origin = call.context.origin
-    wire = None if origin is None or origin.codec != ContainerCodec.name else origin.wire
-    is_own = isinstance(wire, HttpRequest) and wire.path in {PING, INVOCATIONS}
+    wire = None if origin is None or origin.codec != NAME else origin.wire
+    is_own = isinstance(wire, HttpRequest) and wire.path in PATHS
     return wire if is_own else None

@@ -7,10 +7,10 @@ Source: docs/protocols/openai.md.
 """
 
 import math
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, NamedTuple
 
 import orjson
 
@@ -40,6 +40,8 @@ from gateway.ir.errors import (
     TooLarge,
 )
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits, check_name
+from gateway.ir.tensors.tensor import Tensor
+from gateway.ir.text_tasks import Generate, TextTask
 from gateway.protocols.openai.errors import JSON, OK, UnknownPath, error_object, error_response
 from gateway.protocols.openai.http import upstream
 from gateway.protocols.openai.http.completions import (
@@ -58,15 +60,12 @@ from gateway.protocols.openai.http.embeddings import (
 )
 from gateway.protocols.openai.http.form import NAME, TASKS, ReplyForm, form_of, stream_form
 from gateway.protocols.openai.http.rerank import RERANK_MEMBERS, encode_rerank, read_rerank
-from gateway.protocols.openai.options import (
-    IGNORE,
-    read_options,
-)
+from gateway.protocols.openai.options import IGNORE, OpenAiOptions, read_options
 from gateway.protocols.openai.paths import PathKind, PathMatch, PathTable
 from gateway.wire.errors import method_not_allowed
 from gateway.wire.heads.metadata import http_context
 from gateway.wire.heads.url_names import decoded_name
-from gateway.wire.http import Headers, HttpRequest, HttpResponse
+from gateway.wire.http import Buffer, Headers, HttpRequest, HttpResponse
 from gateway.wire.json.values import load_json
 from gateway.wire.model_lists import model_object, models_document
 from gateway.wire.opaque import JsonMessages
@@ -83,6 +82,33 @@ _CHAT: Final = (
     "chat completions reach servers of OpenAI's form only: the gateway translates tensors; "
     "/v1/completions serves models of texts"
 )
+
+
+class TaskMessages(NamedTuple):
+    """The messages of one task.
+
+    Attributes:
+        members: The members of a request.
+        read: Returns inputs, task and form of the response, from document, path and limits.
+        encode: Returns the body of a response, from call, reply and form.
+    """
+
+    members: frozenset[str]
+    read: Callable[
+        [Document, PathKind, MessageLimits], tuple[tuple[Tensor, ...], TextTask, ReplyForm]
+    ]
+    encode: Callable[[InferRequest, InferResponse, ReplyForm], tuple[Buffer, ...]]
+
+
+_RERANK: Final = TaskMessages(RERANK_MEMBERS, read_rerank, encode_rerank)
+_COMPLETIONS: Final = TaskMessages(COMPLETIONS_MEMBERS, read_completion, encode_completion)
+_MESSAGES: Final[Mapping[PathKind, TaskMessages]] = {
+    PathKind.EMBEDDINGS: TaskMessages(EMBEDDINGS_MEMBERS, read_embeddings, encode_embeddings),
+    PathKind.RERANK: _RERANK,
+    PathKind.RERANK_2: _RERANK,
+    PathKind.COMPLETIONS: _COMPLETIONS,
+    PathKind.CHAT: _COMPLETIONS,  # as the gateway writes the reply of another server
+}
 
 
 class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest, HttpResponse]):
@@ -113,12 +139,14 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
         self.max_rows = self._options.max_inputs
         self._is_lenient = self._options.unknown_members == IGNORE
         self.messages = JsonMessages(limits)
-        self._client = client = upstream.TextClient(limits, self._options)
+        client = upstream.TextClient(limits, self._options)
         replies: Mapping[type[Call[Any]], Callable[[Any, Any], HttpResponse]] = {
-            InferRequest: self._encode_inference,
-            RepositoryIndexRequest: self._encode_models,
-            ModelReadyRequest: self._encode_model,
-            StreamInferRequest: self._encode_piece,
+            InferRequest: _encode_inference,
+            RepositoryIndexRequest: partial(_encode_models, self._options),
+            ModelReadyRequest: partial(_encode_model, self._options, limits),
+            StreamInferRequest: lambda call, item: _event(
+                encode_piece(call, item, stream_form(call))
+            ),
         }
         passes: Mapping[type[Call[Any]], Any] = {
             InferRequest: client.pass_on,
@@ -179,7 +207,7 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
         document = load_json(wire.view, "the body")
         if type(document) is not dict:
             return None
-        model, form = self._model(document), ReplyForm(kind=kind)
+        model, form = _model(document, self._limits), ReplyForm(kind=kind)
         recorded = without_user(wire) if USER in document else None
         context = http_context(wire, NAME, _TEXTS, form, NAME, refused, recorded)
         request = InferRequest(model=model, context=context)
@@ -197,14 +225,14 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
         """Write the end of a stream, which OpenAI's clients wait for; a server has written its."""
         if last is not None and last.origin is not None and last.origin.whole:
             return None
-        return HttpResponse(OK, EVENTS, (encode_stream_end(call, last, stream_form(call)),))
+        return _event(encode_stream_end(call, last, stream_form(call)))
 
     def encode_late_error(self, _call: StreamInferRequest, error: GatewayError, /) -> HttpResponse:
         """Write an error within a stream, as an event: the status was sent."""
         passed = upstream.passed_failure(error, self._limits)
         if passed is not None:
             return passed
-        return HttpResponse(OK, EVENTS, (event({"error": error_object(error, self._limits)}),))
+        return _event(event({"error": error_object(error, self._limits)}))
 
     def splitter(self) -> upstream.StreamSplitter:
         """Return the splitter of one streamed response of an upstream."""
@@ -221,25 +249,24 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
         if endpoint is None:
             raise UnknownPath(f"nothing is served at {wire.path[:200]!r}")
         if endpoint is PathKind.MODELS:
-            return self._decode_models(route, wire)
+            return _decode_models(route, wire, self._limits)
         if wire.method != "POST":
             raise method_not_allowed(wire.method, wire.path, "POST")
         if endpoint is PathKind.CHAT:
             return self._decode_chat(wire)
-        if endpoint is PathKind.EMBEDDINGS:
-            return self._decode_embeddings(wire)
-        if endpoint.is_rerank:
-            return self._decode_rerank(wire, endpoint)
-        return self._decode_completion(wire)
-
-    def _decode_models(self, route: PathMatch, wire: HttpRequest) -> Call[Any]:
-        if wire.method not in _GET:
-            raise method_not_allowed(wire.method, wire.path, "GET, HEAD")
-        context = http_context(wire, NAME, EMPTY, ReplyForm(kind=PathKind.MODELS))
-        if not route.model:
-            return RepositoryIndexRequest(ready_only=True, context=context)
-        name = decoded_name("model name", route.model, self._limits)
-        return ModelReadyRequest(model=ModelRef(name), context=context)
+        members, read, _ = _MESSAGES[endpoint]
+        document, recorded, is_plain = read_document(
+            wire, members, self._limits, lenient=self._is_lenient
+        )
+        model = _model(document, self._limits)
+        inputs, task, form = read(document, endpoint, self._limits)
+        whole = NAME if endpoint in TASKS else ""
+        form = replace(form, is_plain=is_plain)
+        context = http_context(wire, NAME, _TEXTS, form, whole, recorded=recorded)
+        request = InferRequest(model=model, context=context, inputs=inputs, texts=task)
+        if not (isinstance(task, Generate) and task.wants_stream):
+            return request
+        return StreamInferRequest(model=model, context=context, request=request)
 
     def _decode_chat(self, wire: HttpRequest) -> Call[Any]:
         refused = UnknownPath(_CHAT, reason="unsupported_endpoint")
@@ -251,78 +278,51 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
             raise refused
         return call
 
-    def _decode_embeddings(self, wire: HttpRequest) -> InferRequest:
-        document, recorded, is_plain = read_document(
-            wire, EMBEDDINGS_MEMBERS, self._limits, lenient=self._is_lenient
-        )
-        model = self._model(document)
-        inputs, task, is_base64 = read_embeddings(document, self._limits)
-        form = ReplyForm(kind=PathKind.EMBEDDINGS, is_base64=is_base64, is_plain=is_plain)
-        context = http_context(wire, NAME, _TEXTS, form, NAME, recorded=recorded)
-        return InferRequest(model=model, context=context, inputs=inputs, texts=task)
 
-    def _decode_rerank(self, wire: HttpRequest, kind: PathKind) -> InferRequest:
-        document, recorded, is_plain = read_document(
-            wire, RERANK_MEMBERS, self._limits, lenient=self._is_lenient
-        )
-        model = self._model(document)
-        inputs, task, form = read_rerank(document, kind, self._limits)
-        form = replace(form, is_plain=is_plain)
-        whole = NAME if kind in TASKS else ""
-        context = http_context(wire, NAME, _TEXTS, form, whole, recorded=recorded)
-        return InferRequest(model=model, context=context, inputs=inputs, texts=task)
-
-    def _decode_completion(self, wire: HttpRequest) -> Call[Any]:
-        document, recorded, is_plain = read_document(
-            wire, COMPLETIONS_MEMBERS, self._limits, lenient=self._is_lenient
-        )
-        model = self._model(document)
-        inputs, task, include_usage = read_completion(document, self._limits)
-        form = ReplyForm(
-            kind=PathKind.COMPLETIONS,
-            include_usage=include_usage,
-            created=int(time.time()),  # noqa: TID251  # a time of day, which clients show
-            is_plain=is_plain,
-        )
-        context = http_context(wire, NAME, _TEXTS, form, NAME, recorded=recorded)
-        request = InferRequest(model=model, context=context, inputs=inputs, texts=task)
-        if not task.wants_stream:
-            return request
-        return StreamInferRequest(model=model, context=context, request=request)
-
-    def _model(self, document: Document) -> ModelRef:
-        name = text(document, "model", "the name of a model")
-        try:
-            check_name("model name", name, self._limits.model_name_bytes, "model_name_bytes")
-        except (InvalidRequest, TooLarge) as error:
-            raise InvalidMember(error.message, member="model") from None
-        return ModelRef(name)
-
-    def _encode_models(self, _call: RepositoryIndexRequest, reply: Any) -> HttpResponse:
-        return _json(models_document(reply, self._options.created, self._options.owned_by))
-
-    def _encode_model(self, call: ModelReadyRequest, reply: bool) -> HttpResponse:
-        name = "" if call.model is None else call.model.name
-        if not reply:
-            return self.encode_error(call, NotReady(f"model {name!r} is not ready"))
-        created, owner = self._options.created, self._options.owned_by
-        return _json(orjson.dumps(model_object(name, created, owner)))
-
-    def _encode_piece(self, call: StreamInferRequest, item: InferResponse) -> HttpResponse:
-        return HttpResponse(OK, EVENTS, (encode_piece(call, item, stream_form(call)),))
-
-    def _encode_inference(self, call: InferRequest, reply: InferResponse) -> HttpResponse:
-        form = form_of(call)
-        if form is None:
-            raise unsupported(call, NAME)
-        if form.kind is PathKind.EMBEDDINGS:
-            body = encode_embeddings(call, reply, is_base64=form.is_base64)
-        elif form.kind.is_rerank:
-            body = encode_rerank(call, reply, form)
-        else:
-            body = encode_completion(call, reply, form)
-        return HttpResponse(OK, _HEADERS, body, is_compressible=True)
+def _decode_models(route: PathMatch, wire: HttpRequest, limits: MessageLimits) -> Call[Any]:
+    if wire.method not in _GET:
+        raise method_not_allowed(wire.method, wire.path, "GET, HEAD")
+    context = http_context(wire, NAME, EMPTY, ReplyForm(kind=PathKind.MODELS))
+    if not route.model:
+        return RepositoryIndexRequest(ready_only=True, context=context)
+    name = decoded_name("model name", route.model, limits)
+    return ModelReadyRequest(model=ModelRef(name), context=context)
 
 
-def _json(body: bytes) -> HttpResponse:
-    return HttpResponse(OK, _HEADERS, (body,), is_compressible=True)
+def _model(document: Document, limits: MessageLimits) -> ModelRef:
+    name = text(document, "model", "the name of a model")
+    try:
+        check_name("model name", name, limits.model_name_bytes, "model_name_bytes")
+    except (InvalidRequest, TooLarge) as error:
+        raise InvalidMember(error.message, member="model") from None
+    return ModelRef(name)
+
+
+def _encode_models(
+    options: OpenAiOptions, _call: RepositoryIndexRequest, reply: Any
+) -> HttpResponse:
+    return _json((models_document(reply, options.created, options.owned_by),))
+
+
+def _encode_model(
+    options: OpenAiOptions, limits: MessageLimits, call: ModelReadyRequest, reply: bool
+) -> HttpResponse:
+    name = "" if call.model is None else call.model.name
+    if not reply:
+        return error_response(NotReady(f"model {name!r} is not ready"), limits, names_message=False)
+    return _json((orjson.dumps(model_object(name, options.created, options.owned_by)),))
+
+
+def _encode_inference(call: InferRequest, reply: InferResponse) -> HttpResponse:
+    form = form_of(call)
+    if form is None:
+        raise unsupported(call, NAME)
+    return _json(_MESSAGES[form.kind].encode(call, reply, form))
+
+
+def _json(body: tuple[Buffer, ...]) -> HttpResponse:
+    return HttpResponse(OK, _HEADERS, body, is_compressible=True)
+
+
+def _event(text: bytes) -> HttpResponse:
+    return HttpResponse(OK, EVENTS, (text,))

@@ -4,6 +4,7 @@ Source: docs/protocols/openai.md, "5. Completions".
 """
 
 import math
+import time
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -29,6 +30,7 @@ from gateway.protocols.openai.http.document import (
     wrong,
 )
 from gateway.protocols.openai.http.form import ReplyForm
+from gateway.protocols.openai.paths import PathKind
 from gateway.wire.http import Buffer
 
 _NUMBERS: Final = frozenset({"temperature", "top_p", "frequency_penalty", "presence_penalty"})
@@ -59,9 +61,9 @@ DONE: Final = b"data: [DONE]\n\n"
 
 
 def read_completion(
-    document: Document, limits: MessageLimits
-) -> tuple[tuple[Tensor, ...], Generate, bool]:
-    """Return the prompts, the task, and whether a stream has usage.
+    document: Document, kind: PathKind, limits: MessageLimits
+) -> tuple[tuple[Tensor, ...], Generate, ReplyForm]:
+    """Return the prompts, the task, and the form of the response.
 
     Raises:
         InvalidMember: A member is wrong, or not supported.
@@ -82,7 +84,9 @@ def read_completion(
             UNSUPPORTED_INPUT,
         )
     task = Generate(members=members, stop=stop_texts(document), wants_stream=wants_stream)
-    return (items_tensor("", (len(prompts),), prompts),), task, include_usage
+    now = int(time.time())  # noqa: TID251  # a time of day, which clients show
+    form = ReplyForm(kind=kind, include_usage=include_usage, created=now)
+    return (items_tensor("", (len(prompts),), prompts),), task, form
 
 
 def encode_completion(

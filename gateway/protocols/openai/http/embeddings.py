@@ -30,6 +30,8 @@ from gateway.protocols.openai.http.document import (
     texts,
     wrong,
 )
+from gateway.protocols.openai.http.form import ReplyForm
+from gateway.protocols.openai.paths import PathKind
 from gateway.wire.http import Buffer
 
 EMBEDDINGS_MEMBERS: Final = frozenset(
@@ -51,9 +53,9 @@ _ENTRY: Final = b'{"object":"embedding","index":%d,"embedding":%b}'
 
 
 def read_embeddings(
-    document: Document, limits: MessageLimits
-) -> tuple[tuple[Tensor, ...], Embed, bool]:
-    """Return the inputs and the task of a request, and whether its response has base64.
+    document: Document, kind: PathKind, limits: MessageLimits
+) -> tuple[tuple[Tensor, ...], Embed, ReplyForm]:
+    """Return the inputs, the task, and the form of the response.
 
     Raises:
         InvalidMember: A member is wrong.
@@ -63,20 +65,20 @@ def read_embeddings(
     if encoding not in ("", FLOAT, BASE64):
         raise wrong("encoding_format", f"is {shown(encoding)}; expected {FLOAT} or {BASE64}")
     optional_text(document, "user")
-    kind = optional_text(document, "input_type")
-    if kind and kind not in _PREFIX_OF:
+    input_type = optional_text(document, "input_type")
+    if input_type and input_type not in _PREFIX_OF:
         names = ", ".join(_PREFIX_OF)
-        raise wrong("input_type", f"is {shown(kind)}; expected one of {names}")
+        raise wrong("input_type", f"is {shown(input_type)}; expected one of {names}")
     task = Embed(
         dimensions=optional_integer(document, "dimensions"),
-        input_type=_PREFIX_OF.get(kind, ""),
+        input_type=_PREFIX_OF.get(input_type, ""),
         encoding=encoding,
     )
-    return inputs, task, encoding == BASE64
+    return inputs, task, ReplyForm(kind=kind, is_base64=encoding == BASE64)
 
 
 def encode_embeddings(
-    call: InferRequest, reply: InferResponse, *, is_base64: bool
+    call: InferRequest, reply: InferResponse, form: ReplyForm
 ) -> tuple[Buffer, ...]:
     """Return the body of a response with the rows of the only output.
 
@@ -85,7 +87,7 @@ def encode_embeddings(
         Unsupported: The reply is no embedding.
     """
     rows = _rows(call, reply)
-    entries = _base64_rows(rows, call.model) if is_base64 else _json_rows(rows, call.model)
+    entries = _base64_rows(rows, call.model) if form.is_base64 else _json_rows(rows, call.model)
     name = "" if call.model is None else call.model.name
     end = b'],"model":%b,"usage":%b}' % (orjson.dumps(name), orjson.dumps(usage_of(reply)))
     return b'{"object":"list","data":[', entries, end

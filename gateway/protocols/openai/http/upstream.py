@@ -6,13 +6,14 @@ Source: docs/protocols/openai.md, "10. Servers".
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import orjson
 
-from gateway.api.protocol import Handling
+from gateway.api.protocol import Handling, named_model
 from gateway.ir.calls import (
     Call,
     InferRequest,
@@ -31,7 +32,6 @@ from gateway.ir.errors import (
     MalformedMessage,
     ModelNotFound,
     Overloaded,
-    Unsupported,
     UpstreamError,
 )
 from gateway.ir.limits import MessageLimits
@@ -64,6 +64,7 @@ from gateway.wire.json.errors import JsonErrorReader, class_of_status
 from gateway.wire.json.values import load_json, read_value, short_document
 from gateway.wire.opaque import passed_error, passed_request, passed_response
 
+_TITLE: Final = "OpenAI's form"
 _HEADERS: Final = Headers(JSON)
 _TASKS: Final[Mapping[str, type[TextTask]]] = {
     EMBEDDINGS: Embed,
@@ -138,35 +139,28 @@ class TextClient:
     def __init__(self, limits: MessageLimits, options: OpenAiOptions) -> None:
         self._limits = limits
         self._options = options
-        health = Handling(self._probe, self._is_there)
+        list_models = partial(get_request, path=f"{options.base}/models")
+        probe = partial(get_request, path="/health") if options.probe == "health" else list_models
+        health = Handling(probe, self._is_there)
         self.calls: Mapping[type[Call[Any]], Handling] = {
-            InferRequest: Handling(self._inference, self._read_inference, send_on=self._sent),
-            StreamInferRequest: Handling(self._stream, self._read_event, send_on=self._sent),
+            InferRequest: Handling(
+                lambda call: self._request(call, call), self._read_inference, send_on=self._sent
+            ),
+            StreamInferRequest: Handling(
+                lambda call: self._request(call, call.request, stream=True),
+                lambda call, wire: decode_event(call, wire, options, limits),
+                send_on=self._sent,
+            ),
             ServerLiveRequest: health,
             ServerReadyRequest: health,
-            RepositoryIndexRequest: Handling(self._models, self._index),
-            ModelReadyRequest: Handling(self._models, self._is_listed),
-            ModelMetadataRequest: Handling(self._models, self._metadata),
+            RepositoryIndexRequest: Handling(list_models, self._index),
+            ModelReadyRequest: Handling(list_models, self._is_listed),
+            ModelMetadataRequest: Handling(list_models, self._metadata),
         }
-
-    def _probe(self, call: Call[bool]) -> HttpRequest:
-        path = "/health" if self._options.probe == "health" else f"{self._options.base}/models"
-        return get_request(call, path)
-
-    def _models(self, call: Call[Any]) -> HttpRequest:
-        return get_request(call, f"{self._options.base}/models")
-
-    def _stream(self, call: StreamInferRequest) -> HttpRequest:
-        return self._request(call, call.request, stream=True)
-
-    def _inference(self, call: InferRequest) -> HttpRequest:
-        return self._request(call, call)
 
     def _request(self, call: Call[Any], request: InferRequest, **members: Any) -> HttpRequest:
         options = self._options
-        if call.model is None or not call.model.name:
-            raise Unsupported("an inference names no model: OpenAI's form needs one")
-        document: dict[str, Any] = {"model": call.model.name}
+        document: dict[str, Any] = {"model": named_model(_TITLE, call).name}
         if options.task == EMBEDDINGS:
             document["input"] = _input(request)
             document["encoding_format"] = "float"  # the only form that all servers have
@@ -187,18 +181,17 @@ class TextClient:
         Raises:
             Unsupported: The call names no model.
         """
-        if call.model is None or not call.model.name:
-            raise Unsupported("an inference names no model: OpenAI's form needs one")
+        model = named_model(_TITLE, call).name
         path = f"{self._options.base}/{self._task(call)}"
         request = passed_request(call, message, path)
-        body, name = bytes(request.view), orjson.dumps(call.model.name)
+        body, name = bytes(request.view), orjson.dumps(model)
         found = list(_MODEL.finditer(body))
         # Only the object itself has this member, in these letters.
         if len(found) != 1 or body.count(b"{") > 1 or _OTHER_SPELLING in body:
             document = load_json(body, "the body")
-            if document.get("model") == call.model.name:
+            if document.get("model") == model:
                 return request
-            body = orjson.dumps({**document, "model": call.model.name})
+            body = orjson.dumps({**document, "model": model})
         elif found[0][1] == name:
             return request
         else:
@@ -256,9 +249,6 @@ class TextClient:
         """Return the task of a client's own request, or else that of the upstream."""
         form = form_of(call)
         return self._options.task if form is None else TASKS.get(form.kind, self._options.task)
-
-    def _read_event(self, call: StreamInferRequest, wire: HttpResponse) -> InferResponse:
-        return decode_event(call, wire, self._options, self._limits)
 
     def _read_inference(self, call: InferRequest, wire: HttpResponse) -> InferResponse:
         options, task = self._options, self._task(call)

@@ -6,7 +6,8 @@ messages without arrays.
 Source: docs/protocols/seldon.md, "4. gRPC".
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -25,7 +26,7 @@ from gateway.ir.calls import (
     ServerLiveRequest,
     ServerReadyRequest,
 )
-from gateway.ir.context import Metadata, ModelRef, Need, Origin
+from gateway.ir.context import ModelRef, Need, Origin
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits, check_management_size, check_name
 from gateway.ir.metadata import ModelMetadata
 from gateway.protocols.seldon.declarations import NO_DECLARATION, SeldonForm, reply_form
@@ -48,37 +49,41 @@ from gateway.protocols.seldon.messages import (
     requested_outputs,
 )
 from gateway.protocols.seldon.metadata import metadata_document, read_metadata
-from gateway.protocols.seldon.options import FORWARD, MODEL, WORDS, read_options, value_rules
+from gateway.protocols.seldon.options import (
+    FORWARD,
+    MODEL,
+    WORDS,
+    SeldonOptions,
+    read_options,
+    value_rules,
+)
 from gateway.schema import seldon_pb2 as pb
 from gateway.wire.declarations import DeclaringCodec
-from gateway.wire.errors import clip, error_class_of_grpc, strip_traceback, unknown_method
-from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
-from gateway.wire.heads.metadata import form_of, grpc_context, grpc_metadata
+from gateway.wire.errors import clip, strip_traceback, unknown_method
+from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus
+from gateway.wire.heads.metadata import form_of, grpc_context, unary_request
 from gateway.wire.heads.request_id import new_request_ids
+from gateway.wire.http import Buffer
 from gateway.wire.opaque import check_plain
-from gateway.wire.protobuf.library import parse, reply_of
+from gateway.wire.protobuf.library import methods_of, parse, reply_of, serialized_files
 from gateway.wire.protobuf.plain import ProtobufMessages
 from gateway.wire.protobuf.wire_format import WireError
 from gateway.wire.status_errors import StatusErrorForm
 
 NAME: Final = "seldon.grpc"
-_ERRORS: Final = StatusErrorForm(
-    codec=NAME, status=grpc_status, error_class=lambda status, _text: error_class_of_grpc(status)
-)
+_ERRORS: Final = StatusErrorForm(codec=NAME, status=grpc_status)
 _PACKAGE: Final = "/seldon.protos."
 _PREDICT, _FEEDBACK = "Predict", "SendFeedback"
-_METADATA: Final = frozenset({"Metadata", "ModelMetadata", "GraphMetadata"})
+_OF_MODEL: Final = "ModelMetadata"
+_METADATA: Final = frozenset({"Metadata", _OF_MODEL, "GraphMetadata"})
 _DEPLOYMENT, _NAMESPACE = "seldon", "namespace"
 _NEEDS: Final = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
 # A server that has no such method, or fails over the metadata of its author, is there.
 _DEAD: Final = frozenset({GrpcStatus.UNAVAILABLE, GrpcStatus.DEADLINE_EXCEEDED})
 
-METHODS: Mapping[str, MethodKind] = {
-    f"/{service.full_name}/{method.name}": MethodKind.UNARY
-    for service in pb.DESCRIPTOR.services_by_name.values()
-    for method in service.methods
-}
+METHODS: Final = methods_of(pb.DESCRIPTOR)
 """All methods: those of graphs are refused by name."""
+file_descriptors: Final = partial(serialized_files, pb.DESCRIPTOR)
 
 
 class SeldonGrpcForm(Struct, frozen=True):
@@ -91,12 +96,6 @@ class SeldonGrpcForm(Struct, frozen=True):
 
     method: str
     message: MessageForm = MessageForm()
-
-
-def file_descriptors() -> tuple[bytes, ...]:
-    """Return the serialized FileDescriptorProtos of the services, for server reflection."""
-    needed = [each.serialized_pb for each in pb.DESCRIPTOR.dependencies]
-    return (*needed, pb.DESCRIPTOR.serialized_pb)
 
 
 class GrpcCodec(Codec[GrpcRequest, GrpcResponse], DeclaringCodec):
@@ -118,27 +117,29 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse], DeclaringCodec):
         self, limits: MessageLimits = DEFAULT_LIMITS, options: Mapping[str, Any] | None = None
     ) -> None:
         self._limits = limits
-        self._options = read_options(options or {})
-        self._rules = value_rules(self._options, limits)
-        self._style = self._options.style
-        self.whole = NAME if self._options.nonfinite == WORDS else ""
+        self._options = found = read_options(options or {})
+        self._rules = value_rules(found, limits)
+        self._style = found.style
+        self.whole = NAME if found.nonfinite == WORDS else ""
         self.messages = ProtobufMessages(pb.DESCRIPTOR)
         self._declared: Mapping[str, SeldonForm] = {}
         self._puids = new_request_ids()
+        ask = partial(_question, found)
+        ready = Handling(ask, by_status=_is_there)
         self.calls = {
             InferRequest: Handling(
-                self._predict,
+                partial(_predict, found),
                 self._infer_reply,
                 self._answer,
-                send_on=partial(self._sent, _PREDICT),
+                send_on=partial(_send_whole, found, _PREDICT),
             ),
-            OpaqueCall: Handling(send_on=partial(self._sent, _FEEDBACK)),
-            ModelMetadataRequest: Handling(self._question, self._metadata, _metadata_reply),
-            ServerLiveRequest: Handling(
-                self._question, encode_reply=self._no_answer, by_status=_is_there
+            OpaqueCall: Handling(send_on=partial(_send_whole, found, _FEEDBACK)),
+            ModelMetadataRequest: Handling(ask, partial(_read_metadata, limits), _write_metadata),
+            ServerLiveRequest: replace(
+                ready, encode_reply=lambda _call, _reply: _no_answer(next(self._puids))
             ),
-            ServerReadyRequest: Handling(self._question, by_status=_is_there),
-            ModelReadyRequest: Handling(self._question, by_status=_is_there),
+            ServerReadyRequest: ready,
+            ModelReadyRequest: ready,
         }
 
     def declare(self, declared: Mapping[str, Any], /) -> None:
@@ -165,7 +166,7 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse], DeclaringCodec):
                 ) from error
         context = grpc_context(wire, NAME, _NEEDS, SeldonGrpcForm(method))
         if method == _FEEDBACK:
-            model = self._model(wire)
+            model = _model(wire, self._options, self._limits)
             if self._options.feedback != FORWARD:
                 return ServerLiveRequest(context=context)
             check_plain(is_plain=self.is_plain(wire))
@@ -173,7 +174,11 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse], DeclaringCodec):
             return OpaqueCall(model=model, context=context, message=message)
         if method in _METADATA:
             check_management_size(method, len(wire.view))
-            return ModelMetadataRequest(model=self._described(wire, method), context=context)
+            name = ""
+            if method == _OF_MODEL:
+                name = parse(wire.view, pb.SeldonModelMetadataRequest).name
+            model = _model(wire, self._options, self._limits, name)
+            return ModelMetadataRequest(model=model, context=context)
         raise GraphVerb(
             f"{method} is a step of a graph, which the gateway does not run: expected a prediction "
             "(pipelines of the configuration have steps)"
@@ -195,14 +200,10 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse], DeclaringCodec):
             return None
         form = SeldonGrpcForm(_PREDICT)
         context = grpc_context(wire, NAME, _NEEDS, form, whole=self.whole, refusal=refused)
-        return InferRequest(model=self._model(wire), context=context)
-
-    def _sent(self, method: str, call: Call[Any], message: Origin) -> GrpcRequest:
-        """Return a client's request to a server, which has one model."""
-        return self._request(call, method, message.wire.message)
+        return InferRequest(model=_model(wire, self._options, self._limits), context=context)
 
     def _decode_predict(self, wire: GrpcRequest) -> InferRequest:
-        model = self._model(wire)
+        model = _model(wire, self._options, self._limits)
         declared = self._declared.get("" if model is None else model.name, NO_DECLARATION)
         reader = SeldonMessageReader(wire.view, self._limits, self._rules)
         payload = reader.payload(declared)
@@ -217,73 +218,10 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse], DeclaringCodec):
             parameters=meta.tags,
         )
 
-    def _model(self, wire: GrpcRequest) -> ModelRef | None:
-        """Return the deployment in the metadata of a request; None for the listener's model."""
-        for key, value in wire.metadata:
-            if key == _DEPLOYMENT and isinstance(value, str) and value:
-                check_name("model name", value, self._limits.model_name_bytes, "model_name_bytes")
-                return ModelRef(value)
-        return self._options.default_model
-
-    def _described(self, wire: GrpcRequest, method: str) -> ModelRef | None:
-        """Return the model whose metadata are asked for."""
-        if method == "ModelMetadata":
-            name = parse(wire.view, pb.SeldonModelMetadataRequest).name
-            if name:
-                check_name("model name", name, self._limits.model_name_bytes, "model_name_bytes")
-                return ModelRef(name)
-        return self._model(wire)
-
-    def _upstream_metadata(self, context: Any) -> Any:
-        found = grpc_metadata(context)
-        options = self._options
-        own: Metadata = ()
-        if options.deployment:
-            own = ((_DEPLOYMENT, options.deployment),)
-        if options.namespace:
-            own = (*own, (_NAMESPACE, options.namespace))
-        if not own:
-            return found
-        names = {key for key, _ in own}
-        return (*[pair for pair in found if pair[0] not in names], *own)
-
-    def _request(self, call: Call[Any], method: str, message: Any) -> GrpcRequest:
-        context = call.context
-        path = f"{_PACKAGE}{self._options.service}/{method}"
-        return GrpcRequest(path, message, self._upstream_metadata(context), context.deadline)
-
-    def _predict(self, call: InferRequest) -> GrpcRequest:
-        check_one_array(call)
-        tensor = call.inputs[0]
-        kind = payload_kind(tensor, self._options, has_integers=False)
-        if kind is PayloadKind.TEXT:
-            only_element(tensor)
-            kind = PayloadKind.BYTES if only_text(tensor) is None else kind
-        written = message(tensor, kind, call.id, dict(call.parameters), (), "input")
-        return self._request(call, _PREDICT, written)
-
-    def _question(self, call: Call[Any]) -> GrpcRequest:
-        method = "Metadata" if self._options.service == MODEL else "ModelMetadata"
-        return self._request(call, method, (b"",))
-
     def _answer(self, call: InferRequest, reply: InferResponse) -> GrpcResponse:
         found = form_of(call, SeldonGrpcForm).message.of_model(self._declared, call, reply)
         puid = found.meta.puid or call.context.request_id or next(self._puids)
         return GrpcResponse(answer(reply, found, self._style, puid))
-
-    def _no_answer(self, _call: ServerLiveRequest, _reply: bool) -> GrpcResponse:
-        """Return the answer to feedback that no server gets."""
-        empty = pb.SeldonMessage()
-        empty.data.ndarray.SetInParent()
-        empty.meta.ParseFromString(meta_message(next(self._puids), {}))
-        return reply_of(empty)
-
-    def _metadata(self, call: ModelMetadataRequest, wire: GrpcResponse) -> ModelMetadata:
-        found = MessageToDict(parse(wire.view, pb.SeldonModelMetadata))
-        for entry in (*found.get("inputs", ()), *found.get("outputs", ())):
-            entry["shape"] = [int(dim) for dim in entry.get("shape", ())]
-        name = "" if call.model is None else call.model.name
-        return read_metadata(found, name, self._limits)
 
     def _infer_reply(self, call: InferRequest, wire: GrpcResponse) -> InferResponse:
         reader = SeldonMessageReader(wire.view, self._limits, self._rules)
@@ -300,15 +238,77 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse], DeclaringCodec):
         )
 
 
+def _model(
+    wire: GrpcRequest, options: SeldonOptions, limits: MessageLimits, name: str = ""
+) -> ModelRef | None:
+    """Return the model *name*, or the deployment in metadata; None for the listener's model."""
+    for key, value in wire.metadata:
+        if not name and key == _DEPLOYMENT and isinstance(value, str):
+            name = value
+    if not name:
+        return options.default_model
+    check_name("model name", name, limits.model_name_bytes, "model_name_bytes")
+    return ModelRef(name)
+
+
+def _request(
+    options: SeldonOptions, call: Call[Any], method: str, message: Sequence[Buffer]
+) -> GrpcRequest:
+    found = unary_request(call, f"{_PACKAGE}{options.service}/{method}", message)
+    given = {_DEPLOYMENT: options.deployment, _NAMESPACE: options.namespace}
+    own = tuple([pair for pair in given.items() if pair[1]])
+    if not own:
+        return found
+    others = [pair for pair in found.metadata if not given.get(pair[0])]
+    return GrpcRequest(found.method, message, (*others, *own), found.deadline)
+
+
+def _send_whole(
+    options: SeldonOptions, method: str, call: Call[Any], message: Origin
+) -> GrpcRequest:
+    """Return a client's request to a server, which has one model."""
+    return _request(options, call, method, message.wire.message)
+
+
+def _predict(options: SeldonOptions, call: InferRequest) -> GrpcRequest:
+    check_one_array(call)
+    tensor = call.inputs[0]
+    kind = payload_kind(tensor, options, has_integers=False)
+    if kind is PayloadKind.TEXT:
+        only_element(tensor)
+        kind = PayloadKind.BYTES if only_text(tensor) is None else kind
+    written = message(tensor, kind, call.id, dict(call.parameters), (), "input")
+    return _request(options, call, _PREDICT, written)
+
+
+def _question(options: SeldonOptions, call: Call[Any]) -> GrpcRequest:
+    return _request(options, call, "Metadata" if options.service == MODEL else _OF_MODEL, (b"",))
+
+
+def _no_answer(puid: str) -> GrpcResponse:
+    """Return the answer to feedback that no server gets."""
+    empty = pb.SeldonMessage()
+    empty.data.ndarray.SetInParent()
+    empty.meta.ParseFromString(meta_message(puid, {}))
+    return reply_of(empty)
+
+
+def _read_metadata(
+    limits: MessageLimits, call: ModelMetadataRequest, wire: GrpcResponse
+) -> ModelMetadata:
+    found = MessageToDict(parse(wire.view, pb.SeldonModelMetadata))
+    for entry in (*found.get("inputs", ()), *found.get("outputs", ())):
+        entry["shape"] = [int(dim) for dim in entry.get("shape", ())]
+    return read_metadata(found, call.model, limits)
+
+
 def _is_there(wire: GrpcResponse) -> bool | None:
     """Return whether a server is there: one that lacks the method is."""
     return None if wire.status in _DEAD else True
 
 
-def _metadata_reply(call: ModelMetadataRequest, content: ModelMetadata) -> GrpcResponse:
-    name = "" if call.model is None else call.model.name
-    document = metadata_document(content, name)
-    described = ParseDict(document, pb.SeldonModelMetadata())
+def _write_metadata(call: ModelMetadataRequest, content: ModelMetadata) -> GrpcResponse:
+    described = ParseDict(metadata_document(content, call.model), pb.SeldonModelMetadata())
     if form_of(call, SeldonGrpcForm).method != "GraphMetadata":
         return reply_of(described)
     graph = pb.SeldonGraphMetadata(name=described.name)

@@ -6,7 +6,9 @@ Source: docs/protocols/seldon.md; of the side of a client, "9. Servers".
 """
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import orjson
@@ -26,7 +28,6 @@ from gateway.ir.calls import (
 from gateway.ir.context import ModelRef, Need, Origin
 from gateway.ir.errors import (
     GatewayError,
-    InternalError,
     MalformedMessage,
     NotFound,
     NotReady,
@@ -34,7 +35,6 @@ from gateway.ir.errors import (
     Unsupported,
 )
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
-from gateway.ir.metadata import ModelMetadata
 from gateway.protocols.seldon.declarations import NO_DECLARATION, SeldonForm, reply_form
 from gateway.protocols.seldon.errors import (
     FORM,
@@ -71,7 +71,13 @@ from gateway.protocols.seldon.messages import (
     requested_outputs,
 )
 from gateway.protocols.seldon.metadata import metadata_document, read_metadata
-from gateway.protocols.seldon.options import FORWARD, WORDS, read_options, value_rules
+from gateway.protocols.seldon.options import (
+    FORWARD,
+    WORDS,
+    SeldonOptions,
+    read_options,
+    value_rules,
+)
 from gateway.wire.declarations import DeclaringCodec
 from gateway.wire.errors import method_not_allowed
 from gateway.wire.heads.metadata import form_of, get_request, http_context, http_headers
@@ -82,6 +88,7 @@ from gateway.wire.json.errors import JSON
 from gateway.wire.json.values import read_value
 from gateway.wire.opaque import JsonMessages, check_plain, passed_request
 from gateway.wire.rows.read import read_rows_document
+from gateway.wire.rows.write import RowStyle
 
 NAME: Final = FORM.codec
 _NEEDS: Final = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
@@ -134,21 +141,27 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
         self.messages = self._texts = JsonMessages(limits, has_words=True)
         self._declared: Mapping[str, SeldonForm] = {}
         self._puids = new_request_ids()
-        health = Handling(_health, None, self._encode_health, _is_there)
+        ready = Handling(partial(get_request, path=STATUS), by_status=_is_there)
+        health = replace(ready, encode_reply=partial(_encode_health, self._puids, limits))
         self.calls = {
             InferRequest: Handling(
-                self._prediction,
+                partial(_prediction, self._options, self._style),
                 self._read_prediction,
                 self._encode_inference,
-                send_on=self._send_whole,
+                send_on=_send_whole,
             ),
-            OpaqueCall: Handling(send_on=self._send_whole),
+            OpaqueCall: Handling(send_on=_send_whole),
             ModelMetadataRequest: Handling(
-                _metadata, self._read_metadata, _encode_metadata, _check_metadata_path
+                partial(get_request, path=METADATA),
+                lambda call, wire: read_metadata(
+                    read_value(wire.view, "the response", limits), call.model, limits
+                ),
+                lambda call, reply: _json(orjson.dumps(metadata_document(reply, call.model))),
+                _check_metadata_path,
             ),
             ServerLiveRequest: health,
             ServerReadyRequest: health,
-            ModelReadyRequest: Handling(_health, by_status=_is_there),
+            ModelReadyRequest: ready,
         }
 
     def declare(self, declared: Mapping[str, Any], /) -> None:
@@ -179,7 +192,13 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
             return self._decode_prediction(route, wire)
         if kind in (SeldonPath.FEEDBACK, SeldonPath.SEND_FEEDBACK):
             return self._decode_feedback(route, wire)
-        return self._decode_question(route, wire)
+        context = http_context(wire, NAME, _NEEDS, SeldonRestForm(kind))
+        model = self._model(route)
+        if kind is SeldonPath.METADATA:
+            return ModelMetadataRequest(model=model, context=context)
+        if kind in (SeldonPath.STATUS, SeldonPath.READY):
+            return ServerReadyRequest(about=model or _DEFAULT, context=context)
+        return ServerLiveRequest(context=context)
 
     def encode_error(self, _call: Call[Any] | None, error: GatewayError, /) -> HttpResponse:
         """Write *error*. Never raises."""
@@ -218,14 +237,6 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
         context = http_context(wire, NAME, _NEEDS, form, self.whole, refused)
         return InferRequest(model=self._model(route), context=context)
 
-    def _send_whole(self, call: Call[Any], message: Origin) -> HttpRequest:
-        """Return a client's request; parts of a form become JSON."""
-        found = passed_request(call, message, path_at_server(message.wire.path))
-        parts = parts_of(message.wire)
-        if parts is None:
-            return found
-        return _posted(found, object_of(parts), found.query)
-
     def error_in(self, call: Call[Any], wire: HttpResponse, /) -> GatewayError | None:
         """Return the error of a response that has no success as status; None for a success."""
         if wire.status == OK:
@@ -262,56 +273,12 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
         message = Origin(NAME, wire, whole=NAME)
         return OpaqueCall(model=self._model(route), context=context, message=message)
 
-    def _decode_question(self, route: SeldonRoute, wire: HttpRequest) -> Call[Any]:
-        kind = route.kind
-        if kind is None:
-            raise InternalError("a path without a kind has no question")
-        context = http_context(wire, NAME, _NEEDS, SeldonRestForm(kind))
-        model = self._model(route)
-        if kind is SeldonPath.METADATA:
-            return ModelMetadataRequest(model=model, context=context)
-        if kind in (SeldonPath.STATUS, SeldonPath.READY):
-            return ServerReadyRequest(about=model or _DEFAULT, context=context)
-        return ServerLiveRequest(context=context)
-
     def _encode_inference(self, call: InferRequest, reply: InferResponse) -> HttpResponse:
         message = form_of(call, SeldonRestForm).message.of_model(self._declared, call, reply)
         puid = message.meta.puid or call.context.request_id or next(self._puids)
         text = answer_json(reply, message, self._style, puid)
         pairs = (JSON, (_PUID, puid)) if is_printable_ascii(puid) else (JSON,)
         return HttpResponse(OK, Headers(pairs), (text,), is_compressible=True)
-
-    def _encode_health(self, call: Call[bool], reply: bool) -> HttpResponse:
-        if not reply:
-            return self.encode_error(call, NotReady("the model is not ready"))
-        kind = form_of(call, SeldonRestForm).kind
-        if kind is SeldonPath.PING:
-            return HttpResponse(OK, Headers((_HTML,)), (b"pong",))
-        if kind is SeldonPath.OPENAPI:
-            return _json(OPENAPI)
-        if kind is SeldonPath.FEEDBACK:
-            meta = meta_json(next(self._puids), {})
-            return _json(b'{"data":{"names":[],"ndarray":[]},"meta":%b}\n' % meta)
-        return _json(b'{"meta":{},"strData":"healthy"}\n')
-
-    def _prediction(self, call: InferRequest) -> HttpRequest:
-        check_one_array(call)
-        headers = Headers((JSON, *http_headers(call.context)))
-        body = self._prediction_body(call)
-        return HttpRequest("POST", PREDICTIONS, "", headers, (body,), call.context.deadline)
-
-    def _prediction_body(self, call: InferRequest) -> bytes:
-        meta = meta_json(call.id, dict(call.parameters))
-        tensor = call.inputs[0]
-        kind = payload_kind(tensor, self._options, has_integers=True)
-        if kind is PayloadKind.TEXT:
-            item = only_element(tensor)
-            text = only_text(tensor)
-            if text is None:
-                return b'{"binData":"%b","meta":%b}' % (base64.b64encode(item), meta)
-            return b'{"meta":%b,"strData":%b}' % (meta, orjson.dumps(text))
-        data = data_json(tensor, kind, self._style, (), "input")
-        return b'{"data":%b,"meta":%b}' % (data, meta)
 
     def _read_prediction(self, call: InferRequest, wire: HttpResponse) -> InferResponse:
         document = read_rows_document(wire.view, "the response", self._limits)
@@ -327,11 +294,6 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
             parameters=own_tags(meta, call),
             origin=Origin(NAME, wire),
         )
-
-    def _read_metadata(self, call: ModelMetadataRequest, wire: HttpResponse) -> ModelMetadata:
-        document = read_value(wire.view, "the response", self._limits)
-        name = "" if call.model is None else call.model.name
-        return read_metadata(document, name, self._limits)
 
     def _model(self, route: SeldonRoute) -> ModelRef | None:
         """Return the model of a request; None for that of the listener."""
@@ -349,12 +311,45 @@ def _posted(wire: HttpRequest, text: Buffer, query: str = "") -> HttpRequest:
     )
 
 
-def _health(call: Call[bool]) -> HttpRequest:
-    return get_request(call, STATUS)
+def _send_whole(call: Call[Any], message: Origin) -> HttpRequest:
+    """Return a client's request; parts of a form become JSON."""
+    found = passed_request(call, message, path_at_server(message.wire.path))
+    parts = parts_of(message.wire)
+    return found if parts is None else _posted(found, object_of(parts), found.query)
 
 
-def _metadata(call: ModelMetadataRequest) -> HttpRequest:
-    return get_request(call, METADATA)
+def _encode_health(
+    puids: Iterator[str], limits: MessageLimits, call: Call[bool], reply: bool
+) -> HttpResponse:
+    if not reply:
+        return FORM.write(NotReady("the model is not ready"), limits)
+    kind = form_of(call, SeldonRestForm).kind
+    if kind is SeldonPath.PING:
+        return HttpResponse(OK, Headers((_HTML,)), (b"pong",))
+    if kind is SeldonPath.OPENAPI:
+        return _json(OPENAPI)
+    if kind is SeldonPath.FEEDBACK:
+        return _json(b'{"data":{"names":[],"ndarray":[]},"meta":%b}\n' % meta_json(next(puids), {}))
+    return _json(b'{"meta":{},"strData":"healthy"}\n')
+
+
+def _prediction(options: SeldonOptions, style: RowStyle, call: InferRequest) -> HttpRequest:
+    check_one_array(call)
+    headers = Headers((JSON, *http_headers(call.context)))
+    body = _prediction_body(options, style, call)
+    return HttpRequest("POST", PREDICTIONS, "", headers, (body,), call.context.deadline)
+
+
+def _prediction_body(options: SeldonOptions, style: RowStyle, call: InferRequest) -> bytes:
+    meta = meta_json(call.id, dict(call.parameters))
+    tensor = call.inputs[0]
+    kind = payload_kind(tensor, options, has_integers=True)
+    if kind is PayloadKind.TEXT:
+        item, text = only_element(tensor), only_text(tensor)
+        if text is None:
+            return b'{"binData":"%b","meta":%b}' % (base64.b64encode(item), meta)
+        return b'{"meta":%b,"strData":%b}' % (meta, orjson.dumps(text))
+    return b'{"data":%b,"meta":%b}' % (data_json(tensor, kind, style, (), "input"), meta)
 
 
 def _is_there(wire: HttpResponse) -> bool:
@@ -367,11 +362,6 @@ def _check_metadata_path(wire: HttpResponse) -> None:
         raise Unsupported(
             "the server has no metadata; expected models.NAME.signature in the configuration"
         )
-
-
-def _encode_metadata(call: ModelMetadataRequest, reply: ModelMetadata) -> HttpResponse:
-    name = "" if call.model is None else call.model.name
-    return _json(orjson.dumps(metadata_document(reply, name)))
 
 
 def _json(body: bytes) -> HttpResponse:

@@ -7,6 +7,7 @@ Source: docs/protocols/tensorflow-serving.md, "5. Tensors over gRPC".
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from gateway.api.protocol import Codec, Handling
@@ -21,14 +22,13 @@ from gateway.ir.calls import (
     ServerReadyRequest,
     ServerStatusRequest,
 )
-from gateway.ir.context import Context, ModelRef, Origin
+from gateway.ir.context import ModelRef, Origin
 from gateway.ir.limits import (
     DEFAULT_LIMITS,
     MessageLimits,
     check_management_size,
     check_name,
 )
-from gateway.ir.metadata import ModelMetadata, ServerStatus
 from gateway.ir.tensors.expected_inputs import compare_inputs, is_comparing
 from gateway.protocols.tfs.declarations import (
     CLASSIFY,
@@ -63,10 +63,10 @@ from gateway.protocols.tfs.status import is_available, versions_of, write_status
 from gateway.schema import tensorflow_serving_pb2 as pb
 from gateway.wire.declarations import DeclaringCodec
 from gateway.wire.errors import unknown_method
-from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
+from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus
 from gateway.wire.heads.metadata import form_of, grpc_context, unary_request
 from gateway.wire.http import Buffer
-from gateway.wire.protobuf.library import parse, reply_of
+from gateway.wire.protobuf.library import methods_of, parse, reply_of, serialized_files
 from gateway.wire.protobuf.plain import ProtobufMessages, passed_metadata, with_name
 from gateway.wire.protobuf.wire_format import FieldCounter, WireError
 from gateway.wire.status_errors import StatusErrorForm
@@ -80,24 +80,20 @@ _METADATA_METHOD: Final = f"{_PREDICTION}GetModelMetadata"
 _STATUS_METHOD: Final = f"{_MODEL}GetModelStatus"
 _EXAMPLE_METHODS: Final = {f"{_PREDICTION}Classify": CLASSIFY, f"{_PREDICTION}Regress": REGRESS}
 
-METHODS: Mapping[str, MethodKind] = {
-    f"/{service.full_name}/{method.name}": MethodKind.UNARY
-    for service in pb.DESCRIPTOR.services_by_name.values()
-    for method in service.methods
-}
+METHODS: Final = methods_of(pb.DESCRIPTOR)
+file_descriptors: Final = partial(serialized_files, pb.DESCRIPTOR)
 # The field of the model in metadata, and in replies to inferences.
 _METADATA_MODEL, _REPLY_MODEL = 1, 2
-_FORWARDED: Final = frozenset({PREDICT_METHOD, *_EXAMPLE_METHODS, _METADATA_METHOD, _STATUS_METHOD})
+_QUESTIONS: Final[Mapping[str, type[pb.GetModelMetadataRequest | pb.GetModelStatusRequest]]] = {
+    _METADATA_METHOD: pb.GetModelMetadataRequest,
+    _STATUS_METHOD: pb.GetModelStatusRequest,
+}
+_FORWARDED: Final = frozenset({PREDICT_METHOD, *_EXAMPLE_METHODS, *_QUESTIONS})
 
 _ABSENT: Final = (GrpcStatus.NOT_FOUND, GrpcStatus.INVALID_ARGUMENT)
+# A server that knows no such model is there.
 _LIVE: Final = (GrpcStatus.OK, *_ABSENT)
 _NOT_READY: Final = (*_ABSENT, GrpcStatus.FAILED_PRECONDITION, GrpcStatus.UNAVAILABLE)
-
-
-def file_descriptors() -> tuple[bytes, ...]:
-    """Return the serialized FileDescriptorProtos of the services, for server reflection."""
-    needed = [each.serialized_pb for each in pb.DESCRIPTOR.dependencies]
-    return (*needed, pb.DESCRIPTOR.serialized_pb)
 
 
 class GrpcCodec(Codec[GrpcRequest, GrpcResponse], DeclaringCodec):
@@ -123,18 +119,44 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse], DeclaringCodec):
         self._models = ModelTable(limits)
         self.whole = "" if self._options.changes_messages else NAME
         self.messages = ProtobufMessages(pb.DESCRIPTOR)
-        health = Handling(_server_status, by_status=_is_live)
+        ask = pb.GetModelStatusRequest().SerializeToString()
+        health = Handling(
+            lambda call: unary_request(call, _STATUS_METHOD, (ask,)),
+            by_status=lambda wire: True if wire.status in _LIVE else None,
+        )
+        signature, is_content = self._options.signature, self._options.tensor_content
         self.calls = {
             InferRequest: Handling(
-                self._predict, self._infer_reply, self._written, pass_on=_passed_inference
+                partial(_predict, signature),
+                partial(_read_inference, limits),
+                partial(_write_inference, is_content),
+                pass_on=partial(_passed, _REPLY_MODEL),
             ),
             ModelMetadataRequest: Handling(
-                _metadata, self._metadata_reply, _write_metadata, pass_on=_passed_metadata
+                lambda call: _about_model(
+                    call, _METADATA_METHOD, pb.GetModelMetadataRequest(metadata_field=[FIELD])
+                ),
+                lambda call, wire: read_metadata(
+                    parse(wire.view, pb.GetModelMetadataResponse),
+                    required_model(call).name,
+                    signature,
+                    limits,
+                ),
+                lambda call, reply: reply_of(write_metadata(form_of(call, CalledModel), reply)),
+                pass_on=partial(_passed, _METADATA_MODEL),
             ),
-            ServerStatusRequest: Handling(encode_reply=_write_status),
+            ServerStatusRequest: Handling(
+                encode_reply=lambda call, reply: reply_of(
+                    write_status(versions_of(form_of(call, CalledModel), reply))
+                )
+            ),
             ServerLiveRequest: health,
             ServerReadyRequest: health,
-            ModelReadyRequest: Handling(_model_status, _is_ready, by_status=_is_absent),
+            ModelReadyRequest: Handling(
+                lambda call: _about_model(call, _STATUS_METHOD, pb.GetModelStatusRequest()),
+                lambda _call, wire: is_available(parse(wire.view, pb.GetModelStatusResponse)),
+                by_status=lambda wire: False if wire.status in _NOT_READY else None,
+            ),
         }
 
     def declare(self, declared: Mapping[str, ModelDeclaration], /) -> None:
@@ -161,11 +183,9 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse], DeclaringCodec):
                 f"message of {len(wire.view)} bytes to {wire.method} cannot be read: {error}"
             ) from error
         check_management_size(wire.method.rpartition("/")[2], len(wire.view))
-        if wire.method == _METADATA_METHOD:
-            return self._decode_metadata(wire)
-        if wire.method == _STATUS_METHOD:
-            return self._decode_status(wire)
-        raise unknown_method(wire.method)
+        if wire.method not in _QUESTIONS:
+            raise unknown_method(wire.method)
+        return self._decode_question(wire)
 
     def encode_error(self, _call: Call[Any] | None, error: errors.GatewayError, /) -> GrpcResponse:
         """Write an error as status and details; those of an upstream are unchanged."""
@@ -185,7 +205,9 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse], DeclaringCodec):
             compare_inputs(called.model, [own.get(name, name) for name in message.tensors])
         return InferRequest(
             model=called.model,
-            context=grpc_context(wire, NAME, called.needs, called, whole=self._whole_of(called)),
+            context=grpc_context(
+                wire, NAME, called.needs, called, whole=self.whole if called.is_plain else ""
+            ),
             inputs=called.inputs(messages.read_tensors(message, self._limits, counter)),
             outputs=called.requested(names),
         )
@@ -203,29 +225,19 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse], DeclaringCodec):
             outputs=requested_outputs(signature),
         )
 
-    def _decode_metadata(self, wire: GrpcRequest) -> ModelMetadataRequest:
-        message = parse(wire.view, pb.GetModelMetadataRequest)
+    def _decode_question(self, wire: GrpcRequest) -> Call[Any]:
+        message = parse(wire.view, _QUESTIONS[wire.method])
         called = self._models.find(_spec(message.model_spec))
+        whole = self.whole if called.is_plain and self.is_plain(wire) else ""
+        context = grpc_context(wire, NAME, NEEDS, called, whole=whole)
+        if isinstance(message, pb.GetModelStatusRequest):
+            return ServerStatusRequest(about=ModelRef(called.model.name), context=context)
         if list(message.metadata_field) != [FIELD]:
             found = ", ".join(message.metadata_field) or "nothing"
             raise errors.InvalidRequest(
                 f"metadata_field has {found[:200]}: expected {FIELD} and nothing else"
             )
-        context = self._question_context(wire, called)
         return ModelMetadataRequest(model=known_model(called), context=context)
-
-    def _decode_status(self, wire: GrpcRequest) -> ServerStatusRequest:
-        message = parse(wire.view, pb.GetModelStatusRequest)
-        called = self._models.find(_spec(message.model_spec))
-        context = self._question_context(wire, called)
-        return ServerStatusRequest(about=ModelRef(called.model.name), context=context)
-
-    def _whole_of(self, called: CalledModel) -> str:
-        return self.whole if called.is_plain else ""
-
-    def _question_context(self, wire: GrpcRequest, called: CalledModel) -> Context:
-        whole = self._whole_of(called) if self.is_plain(wire) else ""
-        return grpc_context(wire, NAME, NEEDS, called, whole=whole)
 
     def decode_unread(self, wire: GrpcRequest, refused: errors.GatewayError, /) -> Call[Any] | None:
         """Return a request with a label, a signature or examples that only its server knows."""
@@ -253,62 +265,59 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse], DeclaringCodec):
             found = messages.with_model(wire.view, model.name, version)
         return unary_request(call, wire.method, found)
 
-    def _written(self, call: InferRequest, reply: InferResponse) -> GrpcResponse:
-        called = form_of(call, CalledModel)
-        version = number_of(reply.model.version)
-        spec = messages.spec_message(called.spec.name, version, called.signature_name)
-        if called.signature.method == PREDICT:
-            outputs, is_content = called.outputs(reply.outputs), self._options.tensor_content
-            tensors = messages.tensor_entries(outputs, is_content=is_content)
-            return GrpcResponse(messages.RESPONSE.write(spec=spec, tensors=tensors))
-        count = (call.inputs[0].shape or (0,))[0]
-        if called.signature.method == CLASSIFY:
-            classified = pb.ClassificationResponse()
-            for found in scores_of(called.signature, reply.outputs, count):
-                row = classified.result.classifications.add()
-                for label, score in found:
-                    row.classes.add(label=label, score=score)
-            classified.model_spec.ParseFromString(spec)
-            return reply_of(classified)
-        regressed = pb.RegressionResponse()
-        for value in values_of(called.signature, reply.outputs, count):
-            regressed.result.regressions.add(value=value)
-        regressed.model_spec.ParseFromString(spec)
-        return reply_of(regressed)
 
-    def _predict(self, call: InferRequest) -> GrpcRequest:
-        model = required_model(call)
-        spec = messages.spec_message(model.name, required_version(model), self._options.signature)
-        names = [each.name for each in call.outputs]
-        tensors = messages.tensor_entries(call.inputs)
-        message = messages.REQUEST.write(spec=spec, tensors=tensors, filter=names)
-        return unary_request(call, PREDICT_METHOD, message)
+def _write_inference(is_content: bool, call: InferRequest, reply: InferResponse) -> GrpcResponse:
+    called = form_of(call, CalledModel)
+    version = number_of(reply.model.version)
+    spec = messages.spec_message(called.spec.name, version, called.signature_name)
+    if called.signature.method == PREDICT:
+        tensors = messages.tensor_entries(called.outputs(reply.outputs), is_content=is_content)
+        return GrpcResponse(messages.RESPONSE.write(spec=spec, tensors=tensors))
+    count = (call.inputs[0].shape or (0,))[0]
+    if called.signature.method == CLASSIFY:
+        classified = pb.ClassificationResponse()
+        for found in scores_of(called.signature, reply.outputs, count):
+            row = classified.result.classifications.add()
+            for label, score in found:
+                row.classes.add(label=label, score=score)
+        classified.model_spec.ParseFromString(spec)
+        return reply_of(classified)
+    regressed = pb.RegressionResponse()
+    for value in values_of(called.signature, reply.outputs, count):
+        regressed.result.regressions.add(value=value)
+    regressed.model_spec.ParseFromString(spec)
+    return reply_of(regressed)
 
-    def _metadata_reply(self, call: ModelMetadataRequest, wire: GrpcResponse) -> ModelMetadata:
-        message = parse(wire.view, pb.GetModelMetadataResponse)
-        name = required_model(call).name
-        return read_metadata(message, name, self._options.signature, self._limits)
 
-    def _infer_reply(self, call: InferRequest, wire: GrpcResponse) -> InferResponse:
-        counter = FieldCounter()
-        message = messages.RESPONSE.read((wire.view,), self._limits, counter)
-        outputs = messages.read_tensors(message, self._limits, counter)
-        if call.outputs:
-            by_name = {each.name: each for each in outputs}
-            missing = [each.name for each in call.outputs if each.name not in by_name]
-            if missing:
-                raise errors.MalformedMessage(
-                    f"response lacks the requested output {missing[0]!r}: it has {len(outputs)}"
-                )
-            outputs = tuple([by_name[each.name] for each in call.outputs])
-        version = message.spec.version
-        model = call.model or ModelRef(message.spec.name)
-        return InferResponse(
-            model=ModelRef(model.name, str(version) if version > 0 else model.version),
-            outputs=outputs,
-            id=call.id,
-            origin=Origin(NAME, wire),
-        )
+def _predict(signature: str, call: InferRequest) -> GrpcRequest:
+    model = required_model(call)
+    spec = messages.spec_message(model.name, required_version(model), signature)
+    names = [each.name for each in call.outputs]
+    tensors = messages.tensor_entries(call.inputs)
+    message = messages.REQUEST.write(spec=spec, tensors=tensors, filter=names)
+    return unary_request(call, PREDICT_METHOD, message)
+
+
+def _read_inference(limits: MessageLimits, call: InferRequest, wire: GrpcResponse) -> InferResponse:
+    counter = FieldCounter()
+    message = messages.RESPONSE.read((wire.view,), limits, counter)
+    outputs = messages.read_tensors(message, limits, counter)
+    if call.outputs:
+        by_name = {each.name: each for each in outputs}
+        missing = [each.name for each in call.outputs if each.name not in by_name]
+        if missing:
+            raise errors.MalformedMessage(
+                f"response lacks the requested output {missing[0]!r}: it has {len(outputs)}"
+            )
+        outputs = tuple([by_name[each.name] for each in call.outputs])
+    version = message.spec.version
+    model = call.model or ModelRef(message.spec.name)
+    return InferResponse(
+        model=ModelRef(model.name, str(version) if version > 0 else model.version),
+        outputs=outputs,
+        id=call.id,
+        origin=Origin(NAME, wire),
+    )
 
 
 def _about_model(call: Call[Any], method: str, message: Any) -> GrpcRequest:
@@ -319,48 +328,7 @@ def _about_model(call: Call[Any], method: str, message: Any) -> GrpcRequest:
     return unary_request(call, method, (message.SerializeToString(),))
 
 
-def _server_status(call: Call[bool]) -> GrpcRequest:
-    return unary_request(call, _STATUS_METHOD, (pb.GetModelStatusRequest().SerializeToString(),))
-
-
-def _model_status(call: ModelReadyRequest) -> GrpcRequest:
-    return _about_model(call, _STATUS_METHOD, pb.GetModelStatusRequest())
-
-
-def _metadata(call: ModelMetadataRequest) -> GrpcRequest:
-    return _about_model(call, _METADATA_METHOD, pb.GetModelMetadataRequest(metadata_field=[FIELD]))
-
-
-def _is_live(wire: GrpcResponse) -> bool | None:
-    """Return whether a server is there: one that knows no such model is."""
-    return True if wire.status in _LIVE else None
-
-
-def _is_absent(wire: GrpcResponse) -> bool | None:
-    return False if wire.status in _NOT_READY else None
-
-
-def _is_ready(_call: ModelReadyRequest, wire: GrpcResponse) -> bool:
-    return is_available(parse(wire.view, pb.GetModelStatusResponse))
-
-
-def _write_metadata(call: ModelMetadataRequest, reply: ModelMetadata) -> GrpcResponse:
-    return reply_of(write_metadata(form_of(call, CalledModel), reply))
-
-
-def _write_status(call: ServerStatusRequest, reply: ServerStatus) -> GrpcResponse:
-    return reply_of(write_status(versions_of(form_of(call, CalledModel), reply)))
-
-
-def _passed_inference(call: InferRequest, reply: Origin) -> GrpcResponse:
-    return _passed(call, reply, _REPLY_MODEL)
-
-
-def _passed_metadata(call: ModelMetadataRequest, reply: Origin) -> GrpcResponse:
-    return _passed(call, reply, _METADATA_MODEL)
-
-
-def _passed(call: Call[Any], reply: Origin, spec: int) -> GrpcResponse:
+def _passed(spec: int, call: Call[Any], reply: Origin) -> GrpcResponse:
     """Return a server's response, with the name that the client has for the model."""
     name = form_of(call, CalledModel).spec.name
     message = with_name(reply.wire, (spec, 1), name)

@@ -69,10 +69,18 @@ from gateway.protocols.tfs.models import (
     Spec,
     known_model,
 )
-from gateway.protocols.tfs.options import FORWARD, KSERVE, ROOT, VertexOptions, read_options
+from gateway.protocols.tfs.options import (
+    FORWARD,
+    KSERVE,
+    ROOT,
+    TfsOptions,
+    VertexOptions,
+    read_options,
+)
 from gateway.protocols.tfs.status import AVAILABLE, status_document, versions_of
 from gateway.wire.declarations import DeclaringCodec
 from gateway.wire.errors import (
+    SUCCESSES,
     MethodNotAllowed,
     clip,
     extra_headers,
@@ -99,7 +107,7 @@ from gateway.wire.rows.templates import Cut, Read, RowTemplates
 NAME: Final = FORM.codec
 _HEADERS: Final = Headers((JSON,))
 _PATHS: Final = 256
-_GET: Final = frozenset({"GET", "HEAD"})
+_GET: Final = ("GET", "HEAD")
 _EXPLAIN: Final = (":explain", "%3aexplain")
 _PREDICT: Final = (PREDICT,)
 _PREDICTION: Final = Verb.PREDICT
@@ -189,7 +197,7 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
         # Clients repeat the same few paths. A path that raises is not cached.
         self._find = lru_cache(_PATHS)(partial(_found, limits=limits))
         # Clients of another protocol of the listener read the same paths.
-        self._is_shared = MODELS in self._options.shared
+        self._is_shared = _is_shared(self._options)
         vertex = self._options.vertex
         self._predict_route = "" if vertex is None else vertex.predict
         self._health_route = "" if vertex is None else vertex.health
@@ -205,15 +213,15 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
         self._client = upstream.TfsRestClient(limits, self._options)
         replies: Mapping[type[Call[Any]], Callable[[Any, Any], HttpResponse]] = {
             InferRequest: self._encode_inference,
-            ServerStatusRequest: self._encode_status,
+            ServerStatusRequest: partial(_encode_status, self._options),
             ModelMetadataRequest: _encode_metadata,
-            RepositoryIndexRequest: self._encode_models,
-            ServerLiveRequest: _encode_live,
-            ServerReadyRequest: self._encode_ready,
+            RepositoryIndexRequest: partial(_encode_models, self._options),
+            ServerLiveRequest: lambda _call, _reply: _json(b'{"status":"alive"}'),
+            ServerReadyRequest: partial(_encode_ready, limits),
         }
         passed: Mapping[type[Call[Any]], Callable[[Any, Origin], HttpResponse]] = {
             ModelMetadataRequest: _passed_answer,
-            ServerStatusRequest: self._passed_status,
+            ServerStatusRequest: partial(_passed_status, self._options),
         }
         self.calls = with_replies(self._client.calls, replies, passed)
 
@@ -231,13 +239,18 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
             NotFound: The path does not exist.
             TooLarge: A limit is exceeded.
         """
+        default = self._options.default_model
         if wire.path == self._health_route:
-            return self._decode_health(wire)
+            _check_method(wire, *_GET)
+            context = _context(wire, RestForm())
+            return ServerReadyRequest(about=default or ModelRef(""), context=context)
         if wire.path == self._predict_route:
-            return self._decode_vertex(wire, request_id)
+            _check_method(wire, "POST")
+            return self._decode_predict(
+                wire, request_id, _default_spec(default), self._options.vertex
+            )
         if wire.path == ROOT and self._options.cloudevents and wire.method == "POST":
-            spec = _default_spec(self._options.default_model)
-            return self._decode_predict(wire, request_id, spec)
+            return self._decode_predict(wire, request_id, _default_spec(default))
         is_root = wire.path == ROOT and self._options.root
         is_explain = self._is_shared and wire.path.lower().endswith(_EXPLAIN)
         is_kserve = self._is_kserve or is_root or is_explain
@@ -246,25 +259,10 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
         except GatewayError as error:
             if not self._is_shared or not is_of_openai(wire):
                 raise
-            found = self._openai_path(wire, error)
+            found = _openai_path(wire, error, self._limits)
         if found.verb is _PREDICTION:
             return self._decode_predict(wire, request_id, found.spec)
         return self._decode(found, wire)
-
-    def _openai_path(self, wire: HttpRequest, error: GatewayError) -> RestPath:
-        """Return the path of a model whose name has a slash.
-
-        Raises:
-            MethodNotAllowed: The method is not GET.
-            GatewayError: *error*, for any other path.
-        """
-        name = wire.path.removeprefix(f"{MODELS}/")
-        if wire.method not in ("GET", "HEAD"):
-            error = method_not_allowed(wire.method, wire.path, "GET, HEAD")
-        elif name != wire.path and name:
-            return RestPath(Verb.STATUS, Spec(decoded_name("model name", name, self._limits)))
-        error.origin = Origin(NAME, wire)
-        raise error
 
     def encode_error(self, call: Call[Any] | None, error: GatewayError, /) -> HttpResponse:
         """Write an error in the form of the dialect, or of the other clients. Never raises."""
@@ -300,17 +298,19 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
 
     def error_in(self, call: Call[Any], wire: HttpResponse, /) -> GatewayError | None:
         """Return the error of an upstream's response, with it as origin; None for a success."""
-        return self._client.error_in(call, wire)
+        return None if wire.status in SUCCESSES else FORM.read(call.model, wire, self._limits)
 
     def _decode(self, found: RestPath, wire: HttpRequest) -> Call[Any]:
         verb = found.verb
         if verb in _METHODS:
             return self._decode_examples(wire, found.spec, _METHODS[verb])
-        if verb is Verb.MODELS:
-            return self._decode_models(wire)
         if verb is Verb.LIVE:
             return ServerLiveRequest(context=_context(wire, RestForm()))
-        return self._decode_question(found, wire)
+        if verb is not Verb.MODELS:
+            return self._decode_question(found, wire)
+        if not self._is_kserve and not self._is_shared:
+            raise InvalidRequest("Missing model name in request.")
+        return RepositoryIndexRequest(ready_only=True, context=_context(wire, RestForm()))
 
     def _decode_question(self, found: RestPath, wire: HttpRequest) -> Call[Any]:
         verb = found.verb
@@ -325,11 +325,6 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
         if verb is Verb.METADATA:
             return ModelMetadataRequest(model=known_model(called), context=context)
         return ServerStatusRequest(about=ModelRef(called.model.name), context=context)
-
-    def _decode_models(self, wire: HttpRequest) -> RepositoryIndexRequest:
-        if not self._is_kserve and not self._is_shared:
-            raise InvalidRequest("Missing model name in request.")
-        return RepositoryIndexRequest(ready_only=True, context=_context(wire, RestForm()))
 
     def _decode_predict(
         self, wire: HttpRequest, request_id: str, spec: Spec, vertex: VertexOptions | None = None
@@ -383,7 +378,7 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
         self, wire: HttpRequest, vertex: VertexOptions | None, cut: Cut | None
     ) -> Read[_Prediction]:
         """Read a prediction without a template."""
-        document = self._document(wire)
+        document = _document(wire, self._limits, is_kserve=self._is_kserve)
         if self._is_kserve and is_event(document.members):
             document = _event_data(document, self._limits)
             cut = None
@@ -400,7 +395,7 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
         return found, tensors
 
     def _decode_examples(self, wire: HttpRequest, spec: Spec, method: str) -> InferRequest:
-        document = self._document(wire)
+        document = _document(wire, self._limits, is_kserve=self._is_kserve)
         signature = read_signature(document)
         names = [key for key in ("examples", "context") if key in document.members]
         examples = read_examples({key: document.plain(key) for key in names}, self._limits)
@@ -411,22 +406,6 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
             inputs=(examples_tensor(called.signature, examples, self._limits),),
             outputs=requested_outputs(called.signature),
         )
-
-    def _decode_health(self, wire: HttpRequest) -> Call[bool]:
-        if wire.method not in _GET:
-            raise MethodNotAllowed(f"{wire.method} is not allowed: expected GET", allow="GET, HEAD")
-        about = self._options.default_model or ModelRef("")
-        return ServerReadyRequest(about=about, context=_context(wire, RestForm()))
-
-    def _decode_vertex(self, wire: HttpRequest, request_id: str) -> InferRequest:
-        if wire.method != "POST":
-            raise MethodNotAllowed(f"{wire.method} is not allowed: expected POST", allow="POST")
-        spec = _default_spec(self._options.default_model)
-        return self._decode_predict(wire, request_id, spec, self._options.vertex)
-
-    def _document(self, wire: HttpRequest) -> RowsDocument:
-        has_more_text = not self._is_kserve
-        return read_rows_document(wire.view, "the body", self._limits, has_more_text=has_more_text)
 
     def _encode_inference(self, call: InferRequest, reply: InferResponse) -> HttpResponse:
         form = form_of(call, RestForm)
@@ -452,48 +431,42 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
         headers, body = reply_event(form.event, body, called.spec.name, self._options)
         return HttpResponse(OK, Headers((JSON, *headers)), (body,))
 
-    def _passed_status(self, call: ServerStatusRequest, reply: Origin) -> HttpResponse:
-        """Return a status, with the members of OpenAI where its clients ask, too."""
-        if not self._is_shared:
-            return _passed_answer(call, reply)
-        given = short_document(reply.wire.view)
-        is_ready = b'"AVAILABLE"' in orjson.dumps(given.get("model_version_status"))
-        name = _called(form_of(call, RestForm)).spec.name
-        own = {**model_object(name, self._options.created), "ready": is_ready}
-        return _passed_answer(call, reply, own)
-
-    def _encode_status(self, call: ServerStatusRequest, status: ServerStatus) -> HttpResponse:
-        called = _called(form_of(call, RestForm))
-        name = called.spec.name
-        states = versions_of(called, status)
-        is_ready = any(each.state == AVAILABLE for each in states)
-        if self._is_kserve and not is_ready:
-            raise NotReady(f"Model with name {name} is not ready.")
-        document: dict[str, Any] = {}
-        if self._is_shared:
-            document |= {**model_object(name, self._options.created), "ready": is_ready}
-        elif self._is_kserve:
-            document = {"name": name, "ready": True}
-        if self._is_shared or not self._is_kserve:
-            document["model_version_status"] = status_document(states)
-        return _json(orjson.dumps(document))
-
-    def _encode_ready(self, call: ServerReadyRequest, reply: bool) -> HttpResponse:
-        if not reply:
-            return self.encode_error(call, NotReady("the model is not ready"))
-        return _json(b"{}")
-
-    def _encode_models(
-        self, _call: RepositoryIndexRequest, entries: Sequence[RepositoryEntry]
-    ) -> HttpResponse:
-        if self._is_shared:
-            return _json(models_document(entries, self._options.created))
-        return _json(orjson.dumps({"models": ready_names(entries)}))
-
 
 def _found(method: str, path: str, is_kserve: bool, limits: MessageLimits) -> RestPath:
     find = kserve_path if is_kserve else tensorflow_path
     return find(method, path, limits)
+
+
+def _is_shared(options: TfsOptions) -> bool:
+    """Return whether clients of another protocol of the listener read the list of models."""
+    return MODELS in options.shared
+
+
+def _openai_path(wire: HttpRequest, error: GatewayError, limits: MessageLimits) -> RestPath:
+    """Return the path of a model whose name has a slash.
+
+    Raises:
+        MethodNotAllowed: The method is not GET.
+        GatewayError: *error*, for any other path.
+    """
+    name = wire.path.removeprefix(f"{MODELS}/")
+    if wire.method not in _GET:
+        error = method_not_allowed(wire.method, wire.path, "GET, HEAD")
+    elif name != wire.path and name:
+        return RestPath(Verb.STATUS, Spec(decoded_name("model name", name, limits)))
+    error.origin = Origin(NAME, wire)
+    raise error
+
+
+def _check_method(wire: HttpRequest, *allowed: str) -> None:
+    if wire.method not in allowed:
+        raise MethodNotAllowed(
+            f"{wire.method} is not allowed: expected {allowed[0]}", allow=", ".join(allowed)
+        )
+
+
+def _document(wire: HttpRequest, limits: MessageLimits, *, is_kserve: bool) -> RowsDocument:
+    return read_rows_document(wire.view, "the body", limits, has_more_text=not is_kserve)
 
 
 def _context(wire: HttpRequest, form: RestForm, needs: frozenset[Need] = NEEDS) -> Context:
@@ -544,8 +517,45 @@ def _encode_metadata(call: ModelMetadataRequest, reply: ModelMetadata) -> HttpRe
     return _json(orjson.dumps(metadata_document(called, reply)))
 
 
-def _encode_live(_call: ServerLiveRequest, _reply: bool) -> HttpResponse:
-    return _json(b'{"status":"alive"}')
+def _passed_status(options: TfsOptions, call: ServerStatusRequest, reply: Origin) -> HttpResponse:
+    """Return a status, with the members of OpenAI where its clients ask, too."""
+    if not _is_shared(options):
+        return _passed_answer(call, reply)
+    given = short_document(reply.wire.view)
+    is_ready = b'"AVAILABLE"' in orjson.dumps(given.get("model_version_status"))
+    name = _called(form_of(call, RestForm)).spec.name
+    return _passed_answer(call, reply, {**model_object(name, options.created), "ready": is_ready})
+
+
+def _encode_status(
+    options: TfsOptions, call: ServerStatusRequest, status: ServerStatus
+) -> HttpResponse:
+    called = _called(form_of(call, RestForm))
+    name = called.spec.name
+    states = versions_of(called, status)
+    is_ready, is_shared = any(each.state == AVAILABLE for each in states), _is_shared(options)
+    if options.is_kserve and not is_ready:
+        raise NotReady(f"Model with name {name} is not ready.")
+    document: dict[str, Any] = {}
+    if is_shared:
+        document |= {**model_object(name, options.created), "ready": is_ready}
+    elif options.is_kserve:
+        document = {"name": name, "ready": True}
+    if is_shared or not options.is_kserve:
+        document["model_version_status"] = status_document(states)
+    return _json(orjson.dumps(document))
+
+
+def _encode_ready(limits: MessageLimits, _call: ServerReadyRequest, reply: bool) -> HttpResponse:
+    return _json(b"{}") if reply else error_response(NotReady("the model is not ready"), limits)
+
+
+def _encode_models(
+    options: TfsOptions, _call: RepositoryIndexRequest, entries: Sequence[RepositoryEntry]
+) -> HttpResponse:
+    if _is_shared(options):
+        return _json(models_document(entries, options.created))
+    return _json(orjson.dumps({"models": ready_names(entries)}))
 
 
 def _event_data(event: RowsDocument, limits: MessageLimits) -> RowsDocument:

@@ -8,7 +8,7 @@ Source: docs/protocols/tensorflow-serving.md, "13. Upstreams".
 
 import json
 import math
-from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
 import orjson
@@ -64,26 +64,28 @@ class TfsRestClient:
     def __init__(self, limits: MessageLimits, options: TfsOptions) -> None:
         self._limits = limits
         self._options = options
-        health = Handling(self._health, self._is_live, by_status=self._is_there)
-        self.calls: Mapping[type[Call[Any]], Handling] = {
+        health = Handling(
+            partial(get_request, path="/" if options.is_kserve else f"{MODELS}/"),
+            self._is_live,
+            by_status=self._is_there,
+        )
+        self.calls: dict[type[Call[Any]], Handling] = {
             InferRequest: Handling(self._prediction, self._read_prediction),
             ServerLiveRequest: health,
             ServerReadyRequest: health,
-            ModelReadyRequest: Handling(self._model, self._is_ready, by_status=_is_absent),
-            **(
-                {
-                    RepositoryIndexRequest: Handling(self._models, self._read_models),
-                }
-                if options.is_kserve
-                else {ModelMetadataRequest: Handling(self._metadata, self._read_metadata)}
+            ModelReadyRequest: Handling(
+                lambda call: get_request(call, self._path(call, "")),
+                self._is_ready,
+                by_status=_is_absent,
             ),
         }
-
-    def error_in(self, call: Call[Any], wire: HttpResponse) -> errors.GatewayError | None:
-        """Return the error of a server's response, with it as origin; None for a success."""
-        if wire.status in SUCCESSES:
-            return None
-        return FORM.read(call.model, wire, self._limits)
+        if options.is_kserve:
+            index = Handling(partial(get_request, path=MODELS), self._read_models)
+            self.calls[RepositoryIndexRequest] = index
+        else:
+            self.calls[ModelMetadataRequest] = Handling(
+                lambda call: get_request(call, self._path(call, "/metadata")), self._read_metadata
+            )
 
     def send_on(self, call: Call[Any], message: Origin) -> HttpRequest:
         """Return a client's request, with the path of the target's model."""
@@ -108,18 +110,6 @@ class TfsRestClient:
             body = head + b'"inputs":' + columns_json(call.inputs, _STYLE) + b"}"
         headers = Headers((*http_headers(call.context), JSON))
         return HttpRequest("POST", path, "", headers, (body,), call.context.deadline)
-
-    def _health(self, call: Call[bool]) -> HttpRequest:
-        return get_request(call, "/" if self._options.is_kserve else f"{MODELS}/")
-
-    def _model(self, call: ModelReadyRequest) -> HttpRequest:
-        return get_request(call, self._path(call, ""))
-
-    def _metadata(self, call: ModelMetadataRequest) -> HttpRequest:
-        return get_request(call, self._path(call, "/metadata"))
-
-    def _models(self, call: RepositoryIndexRequest) -> HttpRequest:
-        return get_request(call, MODELS)
 
     def _path(self, call: Call[Any], rest: str) -> str:
         model = required_model(call)

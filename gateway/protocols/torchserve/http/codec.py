@@ -6,11 +6,10 @@ Source: docs/protocols/torchserve.md.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
-from msgspec import Struct
-
-from gateway.api.protocol import StreamCodec, unsupported, with_replies
+from gateway.api.protocol import StreamCodec, with_replies
 from gateway.ir.calls import (
     Call,
     InferRequest,
@@ -23,12 +22,10 @@ from gateway.ir.calls import (
     ServerStatusRequest,
     StreamInferRequest,
 )
-from gateway.ir.context import CallSequence, Context, ModelRef, Need, Origin
+from gateway.ir.context import CallSequence, ModelRef, Need, Origin
 from gateway.ir.errors import GatewayError, InvalidRequest, NotFound
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
-from gateway.ir.tensors.tensor import Tensor
 from gateway.protocols.torchserve import management
-from gateway.protocols.torchserve.declarations import NO_FORM, BodyForm
 from gateway.protocols.torchserve.errors import (
     FORM,
     OK,
@@ -44,6 +41,7 @@ from gateway.protocols.torchserve.http.form_fields import (
     read_form,
 )
 from gateway.protocols.torchserve.http.upstream import NAME
+from gateway.protocols.torchserve.management import TorchServeForm, form_of
 from gateway.protocols.torchserve.messages import (
     LIMITATIONS,
     NEEDS,
@@ -64,15 +62,15 @@ from gateway.protocols.torchserve.paths import (
 )
 from gateway.wire.declarations import DeclaringCodec
 from gateway.wire.decoupled import StreamsDecoupled
-from gateway.wire.errors import MethodNotAllowed
+from gateway.wire.errors import SUCCESSES, MethodNotAllowed
 from gateway.wire.heads.metadata import http_context
 from gateway.wire.heads.url_names import decoded_name, read_query
-from gateway.wire.http import Headers, HttpRequest, HttpResponse, media_type
+from gateway.wire.http import NO_HEADERS, Headers, HttpRequest, HttpResponse, media_type
 from gateway.wire.json.errors import JSON
 from gateway.wire.opaque import JsonMessages, check_plain
+from gateway.wire.rows.write import RowStyle
 
 _HEADERS: Final = Headers((JSON,))
-_NO_HEADERS: Final = Headers()
 STREAM: Final = ("ts_stream_next", "true")
 """The header of the replies of a decoupled model."""
 _SEQUENCE: Final = "ts_request_sequence_id"
@@ -87,18 +85,6 @@ _TRUE: Final = "true"
 
 _INVOKED: Final = TorchServePathKind.INVOCATION
 _PREDICTED: Final = frozenset({TorchServePathKind.PREDICTION, _INVOKED})
-
-
-class TorchServeRestForm(Struct, frozen=True):
-    """What the response to a request needs.
-
-    Attributes:
-        called: The model; None for a question about the server.
-        page: The part of the list of models.
-    """
-
-    called: TorchServeModel | None = None
-    page: management.ModelListPage | None = None
 
 
 class HttpCodec(StreamCodec[HttpRequest, HttpResponse], StreamsDecoupled, DeclaringCodec):
@@ -127,16 +113,20 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], StreamsDecoupled, Declar
         self._reader = BodyReader(limits)
         self._style = row_style(self._options)
         self._is_shared = MODELS in self._options.shared
-        self._client = upstream.TorchServeRestClient(limits, self._models, self._reader)
+        client = upstream.TorchServeRestClient(self._models, self._reader)
         replies: Mapping[type[Call[Any]], Callable[[Any, Any], HttpResponse]] = {
-            InferRequest: self._encode_prediction,
+            InferRequest: partial(_encode_inference, self._style, ()),
             ServerReadyRequest: _encode_ready,
-            RepositoryIndexRequest: _encode_list,
-            ServerStatusRequest: _encode_description,
+            RepositoryIndexRequest: lambda call, reply: _json(
+                management.list_document(call, reply)
+            ),
+            ServerStatusRequest: lambda call, reply: _json(
+                management.description_document(call, reply)
+            ),
             ModelMetadataRequest: _encode_api,
             ServerLiveRequest: _encode_api,
         }
-        self.calls = with_replies(self._client.calls, replies)
+        self.calls = with_replies(client.calls, replies)
 
     def declare(self, declared: Mapping[str, Any], /) -> None:
         """Replace what the configuration declares of models, by their names."""
@@ -161,15 +151,15 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], StreamsDecoupled, Declar
         if wire.method == _DESCRIBING:
             return self._decode_description(found, wire)
         if kind is TorchServePathKind.PING:
-            return ServerReadyRequest(context=_context(wire, TorchServeRestForm()))
+            return ServerReadyRequest(context=http_context(wire, NAME, NEEDS))
         if kind in _PREDICTED:
             _check_method(wire, _WRITING)
             return self._decode_inference(found, wire)
         if kind is TorchServePathKind.EXPLANATION:
             _check_method(wire, _WRITING)
             check_plain(is_plain=self.is_plain(wire))
-            called = self._called(found)
-            context = _context(wire, TorchServeRestForm(called))
+            called = self._called(found, wire)
+            context = http_context(wire, NAME, NEEDS, TorchServeForm(called))
             message = Origin(NAME, wire, EXPLANATIONS, whole=NAME)
             return OpaqueCall(model=called.model, context=context, message=message)
         return self._decode_management(found, wire)
@@ -191,13 +181,8 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], StreamsDecoupled, Declar
         found = find_path(wire.path)
         if found.kind not in _PREDICTED or wire.method not in _WRITING or not self.is_plain(wire):
             return None
-        if found.kind is _INVOKED:
-            called = self._invoked(wire)
-        else:
-            name = decoded_name("model name", found.model, self._limits)
-            version = decoded_name("model version", found.version, self._limits)
-            called = self._models.unread(name, version)
-        form = TorchServeRestForm(called)
+        called = self._called(found, wire, self._models.unread)
+        form = TorchServeForm(called)
         context = http_context(wire, NAME, called.needs, form, self.whole, refused)
         return InferRequest(model=called.model, context=context)
 
@@ -214,112 +199,107 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], StreamsDecoupled, Declar
         """
         if item.error is not None:
             raise item.error
-        return self._encode_inference(item, _body_form(_form_of(call)), (STREAM,))
+        return _encode_inference(self._style, (STREAM,), call, item)
 
     def error_in(self, call: Call[Any], wire: HttpResponse, /) -> GatewayError | None:
         """Return the error of an upstream's response, with it as origin; None for a success."""
-        return self._client.error_in(call, wire)
+        return None if wire.status in SUCCESSES else FORM.read(call.model, wire, self._limits)
 
-    def _called(self, found: TorchServePath) -> TorchServeModel:
-        name = decoded_name("model name", found.model, self._limits)
-        version = decoded_name("model version", found.version, self._limits)
-        return self._models.find(name, version)
+    def _called(
+        self,
+        found: TorchServePath,
+        wire: HttpRequest,
+        find: Callable[[str, str], TorchServeModel] | None = None,
+    ) -> TorchServeModel:
+        """Return the model of a request; a parameter of the query may name that of `/invocations`.
 
-    def _decode_inference(self, found: TorchServePath, wire: HttpRequest) -> Call[Any]:
-        called = self._invoked(wire) if found.kind is _INVOKED else self._called(found)
-        context = http_context(wire, NAME, called.needs, TorchServeRestForm(called), self.whole)
-        return InferRequest(
-            model=called.model,
-            context=context,
-            inputs=self._inputs(wire, called.form),
-            outputs=requested_outputs(called.form),
-            sequence=_sequence(wire.headers),
-            batch_size=1 if called.form.asks_for_axis else None,
-        )
-
-    def _invoked(self, wire: HttpRequest) -> TorchServeModel:
-        """Return the model of `/invocations`, which a parameter of the query may name."""
+        Args:
+            found: The path.
+            wire: The request.
+            find: Returns a model by name and version; None for that of the declarations.
+        """
+        if found.kind is not _INVOKED:
+            name = decoded_name("model name", found.model, self._limits)
+            version = decoded_name("model version", found.version, self._limits)
+            return (find or self._models.find)(name, version)
         name = read_query(wire.query).get("model_name", "")
         if name:
             return self._models.find(name, "")
         return self._models.default(self._options.default_model)
 
-    def _inputs(self, wire: HttpRequest, form: BodyForm) -> tuple[Tensor, ...]:
+    def _decode_inference(self, found: TorchServePath, wire: HttpRequest) -> Call[Any]:
+        called = self._called(found, wire)
         given = wire.headers.get("content-type")
         kind = media_type(given)
         if kind in FORMS and given is not None:
-            return self._reader.fields(read_form(wire.view, given, self._limits), form)
-        return self._reader.body(Item(wire.view, kind == JSON_TYPE), form)
+            fields = read_form(wire.view, given, self._limits)
+            inputs = self._reader.fields(fields, called.form)
+        else:
+            inputs = self._reader.body(Item(wire.view, kind == JSON_TYPE), called.form)
+        return InferRequest(
+            model=called.model,
+            context=http_context(wire, NAME, called.needs, TorchServeForm(called), self.whole),
+            inputs=inputs,
+            outputs=requested_outputs(called.form),
+            sequence=_sequence(wire.headers),
+            batch_size=1 if called.form.asks_for_axis else None,
+        )
 
     def _decode_management(self, found: TorchServePath, wire: HttpRequest) -> Call[Any]:
         if wire.method not in _READING or found.kind is TorchServePathKind.CHANGE:
-            self._refuse_change(wire)
+            _refuse_change(wire, is_shared=self._is_shared)
         if found.kind is TorchServePathKind.LIST:
             query = read_query(wire.query)
             page = management.ModelListPage(
                 query.get("limit", ""), query.get("next_page_token", "")
             )
-            return RepositoryIndexRequest(context=_context(wire, TorchServeRestForm(page=page)))
+            form = TorchServeForm(page=page)
+            return RepositoryIndexRequest(context=http_context(wire, NAME, NEEDS, form))
         if found.kind is TorchServePathKind.ROOT:
             raise MethodNotAllowed("expected OPTIONS on '/'", allow=_DESCRIBING)
-        called = self._called(found)
-        context = _context(wire, TorchServeRestForm(called))
+        called = self._called(found, wire)
+        context = http_context(wire, NAME, NEEDS, TorchServeForm(called))
         return ServerStatusRequest(about=ModelRef(called.name), context=context)
-
-    def _refuse_change(self, wire: HttpRequest) -> None:
-        """Refuse to load, scale or unload a model; containers of SageMaker expect 404.
-
-        Raises:
-            NotFound: Clients of MLflow and of SageMaker use the listener too.
-            ManagementRefused: They do not.
-        """
-        text = (
-            f"{wire.method[:32]} {wire.path[:200]} would change models, and models are not loaded, "
-            "scaled or unloaded by a client's word"
-        )
-        if self._is_shared:
-            raise NotFound(f"{text} (options: {{mlflow: {{multi_model: false}}}})")
-        raise ManagementRefused(f"{text}: the management of TorchServe is read-only")
 
     def _decode_description(self, found: TorchServePath, wire: HttpRequest) -> Call[Any]:
         """Return the call of a question for the OpenAPI document."""
         if not found.model:
-            return ServerLiveRequest(context=_context(wire, TorchServeRestForm()))
-        called = self._called(found)
+            return ServerLiveRequest(context=http_context(wire, NAME, NEEDS))
+        called = self._called(found, wire)
         model = called.model if Need.NUMERIC_VERSIONS not in called.needs else ModelRef(called.name)
         is_whole = found.kind is TorchServePathKind.PREDICTION and not wire.size_bytes
         whole = self.whole if is_whole else ""
-        context = http_context(wire, NAME, NEEDS, TorchServeRestForm(called), whole)
+        context = http_context(wire, NAME, NEEDS, TorchServeForm(called), whole)
         return ModelMetadataRequest(model=model, context=context)
 
-    def _encode_prediction(self, call: InferRequest, reply: InferResponse) -> HttpResponse:
-        return self._encode_inference(reply, _body_form(_form_of(call)), _NO_HEADERS.pairs)
 
-    def _encode_inference(
-        self, reply: InferResponse, form: BodyForm, extra: tuple[tuple[str, str], ...]
-    ) -> HttpResponse:
-        body = write_reply(reply, form, self._style)
-        kind = (("Content-Type", form.content_type),) if form.content_type else ()
-        headers = Headers((*kind, *extra)) if kind or extra else _NO_HEADERS
-        return HttpResponse(OK, headers, (body,), is_compressible=not extra)
+def _refuse_change(wire: HttpRequest, *, is_shared: bool) -> None:
+    """Refuse to load, scale or unload a model; containers of SageMaker expect 404.
 
-
-def _context(
-    wire: HttpRequest, form: TorchServeRestForm, needs: frozenset[Need] = NEEDS
-) -> Context:
-    return http_context(wire, NAME, needs, form)
-
-
-def _form_of(call: Call[Any]) -> TorchServeRestForm:
-    origin = call.context.origin
-    is_own = (
-        origin is not None and origin.codec == NAME and isinstance(origin.form, TorchServeRestForm)
+    Raises:
+        NotFound: Clients of MLflow and of SageMaker use the listener too.
+        ManagementRefused: They do not.
+    """
+    text = (
+        f"{wire.method[:32]} {wire.path[:200]} would change models, and models are not loaded, "
+        "scaled or unloaded by a client's word"
     )
-    return origin.form if is_own and origin is not None else TorchServeRestForm()
+    if is_shared:
+        raise NotFound(f"{text} (options: {{mlflow: {{multi_model: false}}}})")
+    raise ManagementRefused(f"{text}: the management of TorchServe is read-only")
 
 
-def _body_form(form: TorchServeRestForm) -> BodyForm:
-    return NO_FORM if form.called is None else form.called.form
+def _encode_inference(
+    style: RowStyle,
+    extra: tuple[tuple[str, str], ...],
+    call: InferRequest | StreamInferRequest,
+    reply: InferResponse,
+) -> HttpResponse:
+    form = form_of(call).body
+    body = write_reply(reply, form, style)
+    kind = (("Content-Type", form.content_type),) if form.content_type else ()
+    headers = Headers((*kind, *extra)) if kind or extra else NO_HEADERS
+    return HttpResponse(OK, headers, (body,), is_compressible=not extra)
 
 
 def _encode_ready(_call: ServerReadyRequest, reply: bool) -> HttpResponse:
@@ -327,22 +307,8 @@ def _encode_ready(_call: ServerReadyRequest, reply: bool) -> HttpResponse:
     return HttpResponse(OK if reply else UNHEALTHY, _HEADERS, (text,))
 
 
-def _encode_list(call: RepositoryIndexRequest, reply: Any) -> HttpResponse:
-    page = _form_of(call).page
-    if page is None:
-        raise unsupported(call, NAME)
-    return _json(management.list_document(reply, page))
-
-
-def _encode_description(call: ServerStatusRequest, reply: Any) -> HttpResponse:
-    called = _form_of(call).called
-    if called is None:
-        raise unsupported(call, NAME)
-    return _json(management.description_document(called, reply))
-
-
 def _encode_api(call: Call[Any], _reply: Any) -> HttpResponse:
-    called = _form_of(call).called
+    called = form_of(call).called
     return _json(management.api_document("" if called is None else called.name))
 
 

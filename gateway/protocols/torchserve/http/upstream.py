@@ -20,8 +20,7 @@ from gateway.ir.calls import (
     ServerReadyRequest,
 )
 from gateway.ir.context import ModelRef, Origin
-from gateway.ir.errors import GatewayError, Unsupported
-from gateway.ir.limits import MessageLimits
+from gateway.ir.errors import Unsupported
 from gateway.protocols.torchserve.errors import FORM, OK
 from gateway.protocols.torchserve.http.form_fields import JSON_TYPE, multipart_form
 from gateway.protocols.torchserve.messages import (
@@ -31,9 +30,8 @@ from gateway.protocols.torchserve.messages import (
     write_fields,
     write_request,
 )
-from gateway.protocols.torchserve.models import BodyForms, client_version
+from gateway.protocols.torchserve.models import BodyForms
 from gateway.protocols.torchserve.paths import PING, PREDICTIONS
-from gateway.wire.errors import SUCCESSES
 from gateway.wire.heads.metadata import get_request, http_headers
 from gateway.wire.heads.url_names import url_segment
 from gateway.wire.http import Buffer, Headers, HttpRequest, HttpResponse, media_type
@@ -46,7 +44,6 @@ class TorchServeRestClient:
     """Writes requests to servers, and reads their responses.
 
     Args:
-        limits: The limits of a message.
         models: What is declared of models.
         reader: Reads the bodies of responses.
 
@@ -54,11 +51,10 @@ class TorchServeRestClient:
         calls: How it handles each kind of call, with no responses to clients.
     """
 
-    def __init__(self, limits: MessageLimits, models: BodyForms, reader: BodyReader) -> None:
-        self._limits = limits
+    def __init__(self, models: BodyForms, reader: BodyReader) -> None:
         self._models = models
         self._reader = reader
-        health = Handling(partial(get_request, path=PING), by_status=_is_ok)
+        health = Handling(partial(get_request, path=PING), by_status=lambda wire: wire.status == OK)
         self.calls: Mapping[type[Call[Any]], Handling] = {
             InferRequest: Handling(
                 self._prediction, self._read_prediction, send_on=self._sent_prediction
@@ -68,10 +64,6 @@ class TorchServeRestClient:
             ServerReadyRequest: health,
             ModelReadyRequest: health,
         }
-
-    def error_in(self, call: Call[Any], wire: HttpResponse) -> GatewayError | None:
-        """Return the error of a server's response, with it as origin; None for a success."""
-        return None if wire.status in SUCCESSES else FORM.read(call.model, wire, self._limits)
 
     def _prediction(self, call: InferRequest) -> HttpRequest:
         form = self._models.form(required_model(call).name)
@@ -105,10 +97,8 @@ class TorchServeRestClient:
     def _path(self, call: Call[Any], place: str) -> str:
         model = required_model(call)
         path = f"{place}/{url_segment(model.name)}"
-        if model.version:
-            version = client_version(model.version, self._models.form(model.name))
-            path += f"/{url_segment(version)}"
-        return path
+        version = self._models.version_of(model)
+        return f"{path}/{url_segment(version)}" if version else path
 
     def _read_prediction(self, call: InferRequest, wire: HttpResponse) -> InferResponse:
         model = call.model or ModelRef("")
@@ -116,10 +106,6 @@ class TorchServeRestClient:
         item = Item(wire.view, is_json, "response")
         outputs = self._reader.response(item, self._models.form(model.name))
         return InferResponse(model=model, outputs=outputs, batch_size=1)
-
-
-def _is_ok(wire: HttpResponse) -> bool:
-    return wire.status == OK
 
 
 def _sequence(call: InferRequest) -> tuple[tuple[str, str], ...]:

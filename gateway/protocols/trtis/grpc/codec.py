@@ -16,13 +16,12 @@ Source: docs/protocols/tensorrt-v1.md, "7. gRPC methods", "8. Inference over gRP
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, Final, NamedTuple, cast
 
 from google.protobuf.message import DecodeError, Message
 
-from gateway.api.protocol import FramingCodec, Handling
+from gateway.api.protocol import FramingCodec, Handling, with_replies
 from gateway.ir import errors
 from gateway.ir.calls import (
     Call,
@@ -56,6 +55,7 @@ from gateway.protocols.trtis.response_header_cache import ResponseHeaderCache
 from gateway.protocols.trtis.status_replies import (
     MODEL_CONTROL_CALLS,
     STATUS_READERS,
+    StatusReader,
     error_of,
 )
 from gateway.schema import tensorrt_v1_pb2 as pb
@@ -63,13 +63,11 @@ from gateway.wire.errors import (
     GRPC_STATUS,
     TOO_MANY_REQUESTS,
     clip,
-    error_class_of_grpc,
-    strip_traceback,
     unknown_method,
 )
-from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
+from gateway.wire.grpc import GrpcRequest, GrpcResponse
 from gateway.wire.heads.metadata import grpc_context, unary_request
-from gateway.wire.protobuf.library import parse
+from gateway.wire.protobuf.library import methods_of, parse, serialized_files
 from gateway.wire.protobuf.messages import FieldKind, MessageDescriptor, MessageField
 from gateway.wire.protobuf.plain import (
     ProtobufMessages,
@@ -80,6 +78,7 @@ from gateway.wire.protobuf.plain import (
     without_field,
 )
 from gateway.wire.protobuf.wire_format import LEN, Parts, WireError, put_bytes, tag, varint
+from gateway.wire.status_errors import StatusErrorForm
 
 
 class InferMessage(NamedTuple):
@@ -141,15 +140,12 @@ RESPONSE: Final = MessageDescriptor(
 )
 
 NAME: Final = "trtis.grpc"
+_ERRORS: Final = StatusErrorForm(codec=NAME)
 
 _INFER, _STREAM = SERVICE + "Infer", SERVICE + "StreamInfer"
 
-METHODS: Mapping[str, MethodKind] = {
-    f"/{method.containing_service.full_name}/{method.name}": (
-        MethodKind.BIDIRECTIONAL if method.client_streaming else MethodKind.UNARY
-    )
-    for method in pb.DESCRIPTOR.services_by_name["GRPCService"].methods
-}
+METHODS: Final = methods_of(pb.DESCRIPTOR)
+file_descriptors: Final = partial(serialized_files, pb.DESCRIPTOR)
 
 _STATUS, _META_DATA = RESPONSE.key("request_status"), RESPONSE.key("meta_data")
 _INDEX = varint(tag(2, LEN))
@@ -158,11 +154,6 @@ _NEWEST = -1
 _ALONE = 1
 # Codes by which a server says that a model does not exist.
 _NO_MODEL = (pb.INVALID_ARG, pb.NOT_FOUND)
-
-
-def file_descriptors() -> tuple[bytes, ...]:
-    """Return the serialized FileDescriptorProtos of the service, for server reflection."""
-    return (pb.DESCRIPTOR.serialized_pb,)
 
 
 class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
@@ -187,31 +178,28 @@ class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
         self._heads = ResponseHeaderCache()
         self._request_ids = self._options.request_ids.counter(self._options.server_id)
         self.whole = "" if self._options.version_zero == "latest" else NAME
-        self.calls = self._table()
-
-    def _table(self) -> Mapping[type[Call[Any]], Handling]:
-        calls: dict[type[Call[Any]], Handling] = {
-            InferRequest: Handling(
-                self._infer, self._infer_reply, self._encode_infer, pass_on=_passed_inference
-            ),
-            StreamInferRequest: Handling(self._stream),
-            ServerStatusRequest: Handling(),
-        }
         readers: dict[type[Call[Any]], Callable[[Any, GrpcResponse], Any]] = {
             ServerLiveRequest: _read_health,
             ServerReadyRequest: _read_health,
-            SharedStatusRequest: self._read_shared,
-            **dict.fromkeys(MODEL_CONTROL_CALLS, self._read_control),
-            **{kind: partial(self._read_status, read) for kind, read in STATUS_READERS.items()},
-            ModelReadyRequest: self._read_ready,
+            SharedStatusRequest: partial(_read_shared, limits),
+            **dict.fromkeys(MODEL_CONTROL_CALLS, partial(_read_control, limits)),
+            **{kind: partial(_read_status, limits, read) for kind, read in STATUS_READERS.items()},
         }
-        for kind, (method, write) in management.CALL_WRITERS.items():
-            calls[kind] = Handling(partial(_question, method, write), readers[kind])
-        writers = management.REPLY_WRITERS
-        for kind, write_reply in writers.items():
-            encode_reply = partial(self._encode, write_reply)
-            calls[kind] = replace(calls[kind], encode_reply=encode_reply)
-        return calls
+        calls: dict[type[Call[Any]], Handling] = {
+            kind: Handling(
+                partial(_question, method, write),
+                readers[kind],
+                by_status=_is_absent if kind is ModelReadyRequest else None,
+            )
+            for kind, (method, write) in management.CALL_WRITERS.items()
+        }
+        calls[InferRequest] = Handling(_infer, partial(_read_inference, limits))
+        calls[StreamInferRequest] = Handling(_stream)
+        replies: dict[type[Call[Any]], Callable[[Any, Any], GrpcResponse]] = {
+            kind: partial(self._encode, write) for kind, write in management.REPLY_WRITERS.items()
+        }
+        replies[InferRequest] = self._encode_infer
+        self.calls = with_replies(calls, replies, {InferRequest: _passed_inference})
 
     def decode_call(self, wire: GrpcRequest, _request_id: str = "", /) -> Call[Any]:
         """Read a client's request; tensors are views into its message.
@@ -282,12 +270,7 @@ class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
 
     def error_in(self, call: Call[Any], wire: GrpcResponse, /) -> errors.GatewayError | None:
         """Return the error of an upstream's gRPC status; that in a message is read with it."""
-        if wire.status is GrpcStatus.OK:
-            return None
-        kind = error_class_of_grpc(wire.status)
-        text = strip_traceback(wire.details)
-        text = text or f"upstream responded with the gRPC status {wire.status.name}"
-        return kind(text, model=call.model, origin=Origin(NAME, wire))
+        return _ERRORS.read(call.model, wire)
 
     def decode_item(self, call: StreamInferRequest, wire: GrpcResponse, /) -> InferResponse:
         """Read the response of an upstream's stream, which has one for each request.
@@ -298,7 +281,7 @@ class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
         """
         request = call.request.with_context(needs=call.context.needs)
         reply = self.decode_reply(request, wire)
-        header = pb.InferResponseHeader.FromString(self._response(wire).meta_data)
+        header = pb.InferResponseHeader.FromString(_parts_of(wire, self._limits).meta_data)
         sent_id = number_of(request.id) or _ALONE
         if header.id != sent_id:
             raise errors.MalformedMessage(
@@ -366,71 +349,6 @@ class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
         body = write(reply, call, self._options).SerializeToString()
         return GrpcResponse((self._head(pb.SUCCESS, ""), body))
 
-    def _infer(self, call: InferRequest) -> GrpcRequest:
-        return unary_request(call, _INFER, self._written_infer(call))
-
-    def _stream(self, call: StreamInferRequest) -> GrpcRequest:
-        request = call.request
-        message = self._written_infer(request, number_of(request.id) or _ALONE)
-        return unary_request(call, _STREAM, message)
-
-    def _written_infer(self, call: InferRequest, stream_id: int = 0) -> Parts:
-        model = required_model(call)
-        # Over gRPC a server of any version ignores an unknown field.
-        header = write_header(call, schedule=True)
-        header.id = stream_id or header.id
-        return REQUEST.write(
-            model_name=model.name,
-            model_version=_number_of(model),
-            meta_data=header.SerializeToString(),
-            raw_input=views_of(call),
-        )
-
-    def _read_ready(self, call: ModelReadyRequest, wire: GrpcResponse) -> Any:
-        code = parse(wire.view, pb.StatusResponse).request_status.code
-        read = STATUS_READERS[ModelReadyRequest]
-        return code not in _NO_MODEL and self._read_status(read, call, wire)
-
-    def _read_status(self, read: Callable[..., Any], call: Call[Any], wire: GrpcResponse) -> Any:
-        message = parse(wire.view, pb.StatusResponse)
-        self._check(call, message.request_status, wire)
-        return read(call, message.server_status, self._limits)
-
-    def _read_shared(self, call: SharedStatusRequest, wire: GrpcResponse) -> Any:
-        shared = parse(wire.view, pb.SharedMemoryControlResponse)
-        self._check(call, shared.request_status, wire)
-        found = shared.shared_memory_status
-        regions = found.shared_memory_region or found.declared_region
-        return management.read_shared_status(regions, self._limits)
-
-    def _read_control(self, call: Call[Any], wire: GrpcResponse) -> None:
-        self._check(call, parse(wire.view, pb.ModelControlResponse).request_status, wire)
-
-    def _infer_reply(self, call: InferRequest, wire: GrpcResponse) -> InferResponse:
-        message = self._response(wire)
-        try:
-            status = pb.RequestStatus.FromString(b"".join(message.statuses))
-            header = pb.InferResponseHeader.FromString(message.meta_data)
-        except DecodeError as error:
-            raise errors.MalformedMessage("message is not an InferResponse") from error
-        self._check(call, status, wire)
-        if len(message.raws) != len(header.output):
-            raise errors.MalformedMessage(
-                f"response has {len(message.raws)} raw_output: expected {len(header.output)}"
-            )
-        return read_reply(call, header, message.raws, Origin(NAME, wire), self._limits)
-
-    def _response(self, wire: GrpcResponse) -> InferAnswer:
-        try:
-            return RESPONSE.read((wire.view,), self._limits)
-        except WireError as error:
-            raise errors.MalformedMessage(f"message is not an InferResponse: {error}") from error
-
-    def _check(self, call: Call[Any], status: pb.RequestStatus, wire: GrpcResponse) -> None:
-        if status.code != pb.SUCCESS:
-            origin = Origin(NAME, wire, whole=self.whole)
-            raise error_of(call, status, origin, self._limits.error_text_bytes)
-
 
 def _number_of(model: ModelRef) -> int:
     return int(checked_version(model)) if model.version else _NEWEST
@@ -438,6 +356,81 @@ def _number_of(model: ModelRef) -> int:
 
 def _question(method: str, write: Callable[[Any], Message], call: Call[Any]) -> GrpcRequest:
     return unary_request(call, method, (write(call).SerializeToString(),))
+
+
+def _infer(call: InferRequest) -> GrpcRequest:
+    return unary_request(call, _INFER, _written_infer(call))
+
+
+def _stream(call: StreamInferRequest) -> GrpcRequest:
+    message = _written_infer(call.request, number_of(call.request.id) or _ALONE)
+    return unary_request(call, _STREAM, message)
+
+
+def _written_infer(call: InferRequest, stream_id: int = 0) -> Parts:
+    model = required_model(call)
+    # Over gRPC a server of any version ignores an unknown field.
+    header = write_header(call, schedule=True)
+    header.id = stream_id or header.id
+    return REQUEST.write(
+        model_name=model.name,
+        model_version=_number_of(model),
+        meta_data=header.SerializeToString(),
+        raw_input=views_of(call),
+    )
+
+
+def _check(
+    call: Call[Any], status: pb.RequestStatus, wire: GrpcResponse, limits: MessageLimits
+) -> None:
+    if status.code != pb.SUCCESS:
+        raise error_of(call, status, Origin(NAME, wire, whole=NAME), limits.error_text_bytes)
+
+
+def _is_absent(wire: GrpcResponse) -> bool | None:
+    return False if parse(wire.view, pb.StatusResponse).request_status.code in _NO_MODEL else None
+
+
+def _read_status(
+    limits: MessageLimits, read: StatusReader, call: Call[Any], wire: GrpcResponse
+) -> Any:
+    message = parse(wire.view, pb.StatusResponse)
+    _check(call, message.request_status, wire, limits)
+    return read(call, message.server_status, limits)
+
+
+def _read_shared(limits: MessageLimits, call: SharedStatusRequest, wire: GrpcResponse) -> Any:
+    shared = parse(wire.view, pb.SharedMemoryControlResponse)
+    _check(call, shared.request_status, wire, limits)
+    found = shared.shared_memory_status
+    regions = found.shared_memory_region or found.declared_region
+    return management.read_shared_status(regions, limits)
+
+
+def _read_control(limits: MessageLimits, call: Call[Any], wire: GrpcResponse) -> None:
+    _check(call, parse(wire.view, pb.ModelControlResponse).request_status, wire, limits)
+
+
+def _read_inference(limits: MessageLimits, call: InferRequest, wire: GrpcResponse) -> InferResponse:
+    message = _parts_of(wire, limits)
+    try:
+        status = pb.RequestStatus.FromString(b"".join(message.statuses))
+        header = pb.InferResponseHeader.FromString(message.meta_data)
+    except DecodeError as error:
+        raise errors.MalformedMessage("message is not an InferResponse") from error
+    _check(call, status, wire, limits)
+    if len(message.raws) != len(header.output):
+        raise errors.MalformedMessage(
+            f"response has {len(message.raws)} raw_output: expected {len(header.output)}"
+        )
+    return read_reply(call, header, message.raws, Origin(NAME, wire), limits)
+
+
+def _parts_of(wire: GrpcResponse, limits: MessageLimits) -> InferAnswer:
+    try:
+        return RESPONSE.read((wire.view,), limits)
+    except WireError as error:
+        raise errors.MalformedMessage(f"message is not an InferResponse: {error}") from error
 
 
 def _passed_inference(call: InferRequest, reply: Origin) -> GrpcResponse:

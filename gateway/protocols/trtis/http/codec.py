@@ -12,6 +12,7 @@ Source: docs/protocols/tensorrt-v1.md, "3. HTTP endpoints", "4. Inference reques
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 from google.protobuf import json_format, text_format
@@ -121,14 +122,23 @@ class HttpCodec(CutThroughCodec[HttpRequest, HttpResponse]):
         )
         self.messages = TextHeaderMessages()
         self._client = upstream.V1Client(limits, self._options)
+        documents: dict[type[Call[Any]], Callable[[Any, Any], Message]] = {
+            ServerStatusRequest: lambda call, reply: write_status(
+                reply, self._options, only=call.about is not None
+            ),
+            RepositoryIndexRequest: lambda _call, reply: write_index(reply),
+            SharedStatusRequest: lambda _call, reply: pb.SharedMemoryStatus(
+                shared_memory_region=write_shared_status(reply)
+            ),
+        }
         replies: dict[type[Call[Any]], Callable[[Any, Any], HttpResponse]] = {
             InferRequest: self._encode_infer,
             ServerLiveRequest: self._encode_health,
             ServerReadyRequest: self._encode_health,
-            ServerStatusRequest: self._encode_status,
-            RepositoryIndexRequest: self._encode_index,
-            SharedStatusRequest: self._encode_regions,
-            **dict.fromkeys(MODEL_CONTROL_CALLS, self._encode_done),
+            **dict.fromkeys(
+                MODEL_CONTROL_CALLS, lambda call, _reply: self._encode_health(call, True)
+            ),
+            **{kind: partial(self._document, write) for kind, write in documents.items()},
         }
         self.calls = with_replies(self._client.calls, replies, {InferRequest: passed_inference})
 
@@ -180,10 +190,11 @@ class HttpCodec(CutThroughCodec[HttpRequest, HttpResponse]):
             return passed
         if isinstance(error, MethodNotAllowed | NoSuchPath):
             is_path = isinstance(error, NoSuchPath)
-            number = HTTP_ERROR if is_path else HTTP_METHOD_NOT_ALLOWED
-            return HttpResponse(number, Headers(extra_headers(error)))
+            refused = HTTP_ERROR if is_path else HTTP_METHOD_NOT_ALLOWED
+            return HttpResponse(refused, Headers(extra_headers(error)))
         status = status_of(call, error, self._limits.error_text_bytes)
-        status_header = (STATUS, self._line(status.code, status.text))
+        number, server_id = next(self._request_ids), self._options.server_id
+        status_header = (STATUS, status_line(status.code, status.text, server_id, number))
         if isinstance(error, HeaderMissing):
             return HttpResponse(HTTP_ERROR, Headers((status_header,)), (_NO_HEADER,))
         is_denied = call is None and error.code is ErrorCode.UNAUTHENTICATED
@@ -193,8 +204,8 @@ class HttpCodec(CutThroughCodec[HttpRequest, HttpResponse]):
         form = _form_of_error(call, error)
         if not form.is_inference:
             return HttpResponse(HTTP_ERROR, Headers((status_header,)))
-        number = number_of(call.id) if isinstance(call, InferRequest) else form.id
-        echoed = (RESPONSE, response_line(pb.InferResponseHeader(id=number)))
+        own_id = number_of(call.id) if isinstance(call, InferRequest) else form.id
+        echoed = (RESPONSE, response_line(pb.InferResponseHeader(id=own_id)))
         return HttpResponse(HTTP_ERROR, Headers((echoed, status_header, _OCTETS)))
 
     def error_in(self, call: Call[Any], wire: HttpResponse, /) -> GatewayError | None:
@@ -234,20 +245,6 @@ class HttpCodec(CutThroughCodec[HttpRequest, HttpResponse]):
     def _encode_health(self, _call: Call[bool], reply: bool) -> HttpResponse:
         return HttpResponse(HTTP_OK if reply else HTTP_ERROR, Headers((self._success(),)))
 
-    def _encode_done(self, _call: Call[None], _reply: None) -> HttpResponse:
-        return HttpResponse(HTTP_OK, Headers((self._success(),)))
-
-    def _encode_status(self, call: ServerStatusRequest, reply: Any) -> HttpResponse:
-        only = call.about is not None
-        return self._document(write_status(reply, self._options, only=only), _form_of(call))
-
-    def _encode_index(self, call: RepositoryIndexRequest, reply: Any) -> HttpResponse:
-        return self._document(write_index(reply), _form_of(call))
-
-    def _encode_regions(self, call: SharedStatusRequest, reply: Any) -> HttpResponse:
-        regions = pb.SharedMemoryStatus(shared_memory_region=write_shared_status(reply))
-        return self._document(regions, _form_of(call))
-
     def _encode_infer(self, call: InferRequest, reply: InferResponse) -> HttpResponse:
         form = _form_of(call)
         head, views = self._heads.write(call, reply)
@@ -256,8 +253,11 @@ class HttpCodec(CutThroughCodec[HttpRequest, HttpResponse]):
         headers = Headers(((RESPONSE, head.line(number)), self._success(), _OCTETS))
         return HttpResponse(HTTP_OK, headers, (*[view for view in views if view.nbytes], trailer))
 
-    def _document(self, message: Message, form: TextReplyFormat) -> HttpResponse:
+    def _document(
+        self, write: Callable[[Any, Any], Message], call: Call[Any], reply: Any
+    ) -> HttpResponse:
         """Write a message as the body of a response, in the requested form."""
+        message, form = write(call, reply), _form_of(call)
         if form.format == _BINARY:
             headers = Headers((self._success(), _OCTETS))
             return HttpResponse(HTTP_OK, headers, (message.SerializeToString(),))
@@ -271,9 +271,6 @@ class HttpCodec(CutThroughCodec[HttpRequest, HttpResponse]):
 
     def _success(self) -> tuple[str, str]:
         return STATUS, f"{self._success_prefix}{next(self._request_ids)}"
-
-    def _line(self, code: int, text: str) -> str:
-        return status_line(code, text, self._options.server_id, next(self._request_ids))
 
 
 def _format_of(query: Mapping[str, str], wire: HttpRequest) -> str:

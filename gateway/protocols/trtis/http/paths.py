@@ -78,33 +78,12 @@ class ParsedPath:
         return ModelRef(name, "" if version is None else (version.lstrip("0") or "0"))
 
 
-def _live(parsed: ParsedPath) -> Call[Any]:
-    return ServerLiveRequest(context=parsed.context)
-
-
-def _ready(parsed: ParsedPath) -> Call[Any]:
-    return ServerReadyRequest(context=parsed.context)
-
-
-def _status(parsed: ParsedPath) -> Call[Any]:
-    about = parsed.model() if parsed.match["model"] else None
-    return ServerStatusRequest(about=about, context=parsed.context)
-
-
 def _profile(parsed: ParsedPath) -> Call[Any]:
     """Do nothing, as servers do from 1.5 on; return a call that only needs a live server."""
     command = parsed.query.get("cmd", "")
     if command not in ("start", "stop"):
         raise UnknownMode(f"profile command is {command[:40]!r}: expected start or stop")
     return ServerLiveRequest(context=parsed.context)
-
-
-def _load(parsed: ParsedPath) -> Call[Any]:
-    return ModelLoadRequest(model=parsed.model(), context=parsed.context)
-
-
-def _unload(parsed: ParsedPath) -> Call[Any]:
-    return ModelUnloadRequest(model=parsed.model(), context=parsed.context)
 
 
 def _register(parsed: ParsedPath) -> Call[Any]:
@@ -131,22 +110,6 @@ def _cuda_register(parsed: ParsedPath) -> Call[Any]:
     return SharedRegisterRequest(region=region, context=parsed.context)
 
 
-def _unregister(parsed: ParsedPath) -> Call[Any]:
-    return SharedUnregisterRequest(region=parsed.name("name", "region"), context=parsed.context)
-
-
-def _unregister_all(parsed: ParsedPath) -> Call[Any]:
-    return SharedUnregisterRequest(context=parsed.context)
-
-
-def _shared_status(parsed: ParsedPath) -> Call[Any]:
-    return SharedStatusRequest(context=parsed.context)
-
-
-def _index(parsed: ParsedPath) -> Call[Any]:
-    return RepositoryIndexRequest(context=parsed.context)
-
-
 def _number(what: str, digits: str, end: int) -> int:
     number = int(digits) if len(digits) <= len(str(end)) else end
     if number >= end:
@@ -156,17 +119,32 @@ def _number(what: str, digits: str, end: int) -> int:
 
 Read = Callable[[ParsedPath], Call[Any]]
 
+
+def _plain(kind: type[Call[Any]]) -> Read:
+    return lambda parsed: kind(context=parsed.context)
+
+
+def _of_model(kind: type[ModelLoadRequest | ModelUnloadRequest]) -> Read:
+    return lambda parsed: kind(model=parsed.model(), context=parsed.context)
+
+
 _INFER = re.compile(r"/api/infer/(?P<model>[^/]+)(?:/(?P<version>[0-9]+))?")
 _SHARED = "/api/sharedmemorycontrol"
 _ROUTES: tuple[tuple[str, re.Pattern[str], Read], ...] = tuple(
     (method, re.compile(pattern), read)
     for method, pattern, read in (
-        ("GET", r"/api/health/live", _live),
-        ("GET", r"/api/health/ready", _ready),
-        ("GET", r"/api/status(?:/(?P<model>[^/]+))?", _status),
+        ("GET", r"/api/health/live", _plain(ServerLiveRequest)),
+        ("GET", r"/api/health/ready", _plain(ServerReadyRequest)),
+        (
+            "GET",
+            r"/api/status(?:/(?P<model>[^/]+))?",
+            lambda parsed: ServerStatusRequest(
+                about=parsed.model() if parsed.match["model"] else None, context=parsed.context
+            ),
+        ),
         ("GET", r"/api/profile", _profile),
-        ("POST", r"/api/modelcontrol/load/(?P<model>[^/]+)", _load),
-        ("POST", r"/api/modelcontrol/unload/(?P<model>[^/]+)", _unload),
+        ("POST", r"/api/modelcontrol/load/(?P<model>[^/]+)", _of_model(ModelLoadRequest)),
+        ("POST", r"/api/modelcontrol/unload/(?P<model>[^/]+)", _of_model(ModelUnloadRequest)),
         (
             "POST",
             _SHARED + r"/register/(?P<name>[^/]+)/(?P<key>/.+)/(?P<offset>[0-9]+)/(?P<size>[0-9]+)",
@@ -177,10 +155,16 @@ _ROUTES: tuple[tuple[str, re.Pattern[str], Read], ...] = tuple(
             _SHARED + r"/cudaregister/(?P<name>[^/]+)/(?P<size>[0-9]+)/(?P<device>[0-9]+)",
             _cuda_register,
         ),
-        ("POST", _SHARED + r"/unregister/(?P<name>[^/]+)", _unregister),
-        ("POST", _SHARED + r"/unregisterall", _unregister_all),
-        ("GET", _SHARED + r"/status", _shared_status),
-        ("GET", r"/api/repository/index", _index),
+        (
+            "POST",
+            _SHARED + r"/unregister/(?P<name>[^/]+)",
+            lambda parsed: SharedUnregisterRequest(
+                region=parsed.name("name", "region"), context=parsed.context
+            ),
+        ),
+        ("POST", _SHARED + r"/unregisterall", _plain(SharedUnregisterRequest)),
+        ("GET", _SHARED + r"/status", _plain(SharedStatusRequest)),
+        ("GET", r"/api/repository/index", _plain(RepositoryIndexRequest)),
     )
 )
 

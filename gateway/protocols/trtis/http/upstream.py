@@ -6,7 +6,6 @@ Source: docs/protocols/tensorrt-v1.md, "18. Towards an old server".
 """
 
 import re
-from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -54,6 +53,7 @@ _OCTETS = ("Content-Type", "application/octet-stream")
 _ABOUT_A_MODEL = (ModelMetadataRequest, ModelReadyRequest)
 _NO_MODEL = (pb.INVALID_ARG, pb.NOT_FOUND)
 _SHARED = "/api/sharedmemorycontrol"
+_CONTROL = "/api/modelcontrol"
 # The usual status; its id counts the server's responses, so that no two are equal.
 _SUCCESS = re.compile(r'code: SUCCESS(?: server_id: "[ !#-\[\]-~]*")?(?: request_id: [0-9]{1,19})?')
 _SUCCEEDED = pb.RequestStatus(code=pb.SUCCESS)
@@ -81,17 +81,29 @@ class V1Client:
             InferRequest: Handling(self._infer, self._infer_reply),
             ServerLiveRequest: Handling(partial(_get, "/api/health/live"), by_status=_health),
             ServerReadyRequest: Handling(partial(_get, "/api/health/ready"), by_status=_health),
-            SharedStatusRequest: Handling(_shared_status, self._read_shared_status),
-            ModelLoadRequest: Handling(_load, _done),
-            ModelUnloadRequest: Handling(_unload, _done),
+            SharedStatusRequest: Handling(
+                partial(_get, f"{_SHARED}/status", query=_BINARY),
+                lambda _call, wire: read_shared_status(
+                    parse(wire.view, pb.SharedMemoryStatus).shared_memory_region, limits
+                ),
+            ),
+            ModelLoadRequest: Handling(
+                lambda call: _post(call, f"{_CONTROL}/load/{_segment_of(model_to_load(call))}"),
+                _done,
+            ),
+            ModelUnloadRequest: Handling(
+                lambda call: _post(call, f"{_CONTROL}/unload/{_segment_of(model_to_unload(call))}"),
+                _done,
+            ),
             SharedRegisterRequest: Handling(_register, _done),
             SharedUnregisterRequest: Handling(_unregister, _done),
         }
         for kind, read in STATUS_READERS.items():
-            ask = _model_status if kind in _ABOUT_A_MODEL else _status_question
-            self.calls[kind] = Handling(ask, partial(self._read_status, read))
-        ready = self.calls[ModelReadyRequest]
-        self.calls[ModelReadyRequest] = replace(ready, by_status=_is_absent)
+            self.calls[kind] = Handling(
+                partial(_status_question, needs_model=kind in _ABOUT_A_MODEL),
+                partial(_read_status, read, limits),
+                by_status=_is_absent if kind is ModelReadyRequest else None,
+            )
 
     def error_in(self, call: Call[Any], wire: HttpResponse) -> GatewayError | None:
         """Return the error in a response, with it as origin; None for a success."""
@@ -147,45 +159,31 @@ class V1Client:
             )
         return read_reply(call, whole, raws, Origin(NAME, wire), self._limits)
 
-    def _read_status(self, read: StatusReader, call: Call[Any], wire: HttpResponse) -> Any:
-        return read(call, parse(wire.view, pb.ServerStatus), self._limits)
 
-    def _read_shared_status(self, _call: SharedStatusRequest, wire: HttpResponse) -> Any:
-        regions = parse(wire.view, pb.SharedMemoryStatus).shared_memory_region
-        return read_shared_status(regions, self._limits)
+def _read_status(
+    read: StatusReader, limits: MessageLimits, call: Call[Any], wire: HttpResponse
+) -> Any:
+    return read(call, parse(wire.view, pb.ServerStatus), limits)
 
 
 def _get(path: str, call: Call[Any], query: str = "") -> HttpRequest:
-    context = call.context
-    headers = Headers(http_headers(context, without=OWN))
-    return HttpRequest("GET", path, query, headers, (), context.deadline)
+    headers = Headers(http_headers(call.context, without=OWN))
+    return HttpRequest("GET", path, query, headers, (), call.context.deadline)
 
 
 def _post(call: Call[Any], path: str, body: tuple[Buffer, ...] = ()) -> HttpRequest:
-    context = call.context
-    headers = Headers(http_headers(context, without=OWN))
-    return HttpRequest("POST", path, "", headers, body, context.deadline)
+    headers = Headers(http_headers(call.context, without=OWN))
+    return HttpRequest("POST", path, "", headers, body, call.context.deadline)
 
 
-def _model_status(call: Call[Any]) -> HttpRequest:
-    name = segment("model name", required_model(call).name)
-    return _get(f"/api/status/{name}", call, _BINARY)
+def _segment_of(name: str) -> str:
+    return segment("model name", name)
 
 
-def _status_question(call: Call[Any]) -> HttpRequest:
-    return _get("/api/status", call, _BINARY) if call.model is None else _model_status(call)
-
-
-def _shared_status(call: SharedStatusRequest) -> HttpRequest:
-    return _get(f"{_SHARED}/status", call, _BINARY)
-
-
-def _load(call: ModelLoadRequest) -> HttpRequest:
-    return _post(call, f"/api/modelcontrol/load/{segment('model name', model_to_load(call))}")
-
-
-def _unload(call: ModelUnloadRequest) -> HttpRequest:
-    return _post(call, f"/api/modelcontrol/unload/{segment('model name', model_to_unload(call))}")
+def _status_question(call: Call[Any], *, needs_model: bool) -> HttpRequest:
+    if call.model is None and not needs_model:
+        return _get("/api/status", call, _BINARY)
+    return _get(f"/api/status/{_segment_of(required_model(call).name)}", call, _BINARY)
 
 
 def _register(call: SharedRegisterRequest) -> HttpRequest:

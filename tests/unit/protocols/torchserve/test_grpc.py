@@ -9,7 +9,7 @@ import pytest
 
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import VersionNotFound, VersionNotNumeric
-from gateway.protocols.oip.dialects import check_whole_version
+from gateway.protocols.oip.dialects import DIALECTS, check_version
 from gateway.protocols.torchserve.grpc.codec import (
     DESCRIBE,
     LIST,
@@ -94,7 +94,7 @@ async def test_errors_have_proper_statuses(fields: dict[str, Any], status: GrpcS
 def test_a_version_that_is_no_number_is_unknown_to_any_server() -> None:
     """Versions are texts here: one that a server of numbers refuses is unknown, as others are."""
     with pytest.raises(VersionNotNumeric) as caught:
-        check_whole_version(ModelRef("m", "98.7"))
+        check_version(DIALECTS["triton"], ModelRef("m", "98.7"))
     assert GrpcStatus.NOT_FOUND is GrpcCodec().encode_error(None, caught.value).status
     found = HttpCodec().encode_error(None, caught.value)
     document = json.loads(bytes(found.view))

@@ -12,7 +12,8 @@ from gateway.ir.errors import Unsupported
 from gateway.ir.tensors.data import SharedMemoryData
 from gateway.ir.tensors.datatypes import Datatype
 from gateway.ir.tensors.tensor import RequestedOutput, Tensor, raw_tensor
-from gateway.protocols.oip.grpc.dialects import DIALECTS, check_infer, check_version
+from gateway.protocols.oip.dialects import check_version
+from gateway.protocols.oip.grpc.dialects import DIALECTS, check_infer
 
 M = ModelRef("m")
 BF16 = raw_tensor("B", Datatype.BF16, (1,), memoryview(b"\0\0"))

@@ -227,7 +227,7 @@ def test_leniently_parsed_response_is_read_identically() -> None:
     found = [decode_response(reader, wire) for _ in range(4)]
     assert isinstance(found[0], InferResponse)
     assert found == found[:1] * 4
-    assert not has_template(reader._replies, wire.view, len(text))
+    assert not has_template(reader.reply_templates, wire.view, len(text))
 
 
 def test_response_without_a_model_has_that_of_the_request() -> None:
