@@ -1,4 +1,4 @@
-"""The GraphPipe HTTP codec: seven functions between HTTP messages and calls.
+"""The GraphPipe HTTP codec: a table of functions between HTTP messages and calls.
 
 A POST has one bare message, whatever its content type is; GET and HEAD return metadata as JSON.
 Clients expect inference errors in responses of status 200, and cannot read errors in metadata

@@ -1,4 +1,4 @@
-"""The grps gRPC codec: seven functions between gRPC messages and calls.
+"""The grps gRPC codec: a table of functions between gRPC messages and calls.
 
 A failure is in the Status of a message, and the gRPC call succeeds, as with real servers.  Only an
 unreadable message, an unknown method and overload end the call itself.

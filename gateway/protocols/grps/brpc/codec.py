@@ -1,4 +1,4 @@
-"""The grps brpc codec: seven functions between baidu_std frames and calls.
+"""The grps brpc codec: a table of functions between baidu_std frames and calls.
 
 A failure is in the Status of a message and the call has error_code 0, as over gRPC.  Only a request
 that does not reach a service (unknown service or method, unreadable message, overload) has an error

@@ -1,4 +1,4 @@
-"""The Open Inference gRPC codec: seven functions between gRPC messages and calls.
+"""The Open Inference gRPC codec: a table of functions between gRPC messages and calls.
 
 `infer.py` has inferences, `streaming.py` the messages of streams, `management.py` and
 `extensions.py` the other calls, and `dialects.py` the differences between servers.

@@ -1,4 +1,4 @@
-"""The Open Inference HTTP codec: seven functions between HTTP messages and calls.
+"""The Open Inference HTTP codec: a table of functions between HTTP messages and calls.
 
 `paths.py` finds routes, `infer_request.py`, `infer_response.py` and `infer_routes.py` have
 inferences, `management.py` and `extensions.py` the other calls.

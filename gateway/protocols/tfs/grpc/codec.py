@@ -1,4 +1,4 @@
-"""The gRPC codec of TensorFlow Serving: seven functions between gRPC messages and calls.
+"""The gRPC codec of TensorFlow Serving: a table of functions between gRPC messages and calls.
 
 `messages.py` describes Predict, whose tensors are views; the protobuf library reads and writes the
 messages without tensors.

@@ -1,4 +1,4 @@
-"""The TensorRT v1 gRPC codec: seven functions between gRPC messages and calls.
+"""The TensorRT v1 gRPC codec: a table of functions between gRPC messages and calls.
 
 It reads and writes inferences, whose tensors are views; `management.py` has the other messages.
 

@@ -1,4 +1,4 @@
-"""The TensorRT v1 HTTP codec: seven functions between HTTP messages and calls.
+"""The TensorRT v1 HTTP codec: a table of functions between HTTP messages and calls.
 
 `paths.py` has the paths, `upstream.py` the client's side, and the package above the headers, bodies
 and statuses.
