@@ -120,7 +120,7 @@ class Connected:
     @property
     def body_timer(self) -> Any:
         """The timer of a body whose exchange has not begun."""
-        return self.connection._body_timer
+        return self.connection._requests._timer
 
     @property
     def has_own_buffer(self) -> bool:
@@ -167,7 +167,7 @@ async def test_a_body_is_received_into_its_own_buffer() -> None:
 
 async def idle(scene: Connected) -> None:
     """Let the connection wait for its next request."""
-    await settle(lambda: scene.connection._waiter is not None)
+    await settle(lambda: scene.connection._requests._waiter is not None)
 
 
 async def test_an_exchange_begins_when_its_body_is_complete() -> None:
