@@ -321,7 +321,7 @@ async def test_unread_numbered_responses_count_in_the_budget() -> None:
         await eventually(lambda: running.budget.used >= MOST)
         (connection,) = running.server._listener.connections
         assert isinstance(connection, StreamConnection)
-        await eventually(connection._writer.is_blocked)
+        await eventually(connection.writer.is_blocked)
         used = running.budget.used
         found = [await raw.numbered() for _ in range(size)]
         await raw.close()
@@ -342,7 +342,7 @@ async def test_unread_responses_pause_further_requests() -> None:
         await eventually(lambda: bool(running.server._listener.connections))
         (connection,) = running.server._listener.connections
         assert isinstance(connection, StreamConnection)
-        await eventually(connection._writer.is_blocked)
+        await eventually(connection.writer.is_blocked)
         await raw.send(b"".join(numbered(n, b"x") for n in range(1, 6)))
         await eventually(lambda: connection.in_flight == 6)
         call_count = frontend.call_count
@@ -605,7 +605,7 @@ async def test_drain_rejects_new_numbered_frames() -> None:
         # The accept queue is emptied first: until then, the connection serves as before.
         (connection,) = running.server._listener.connections
         assert isinstance(connection, StreamConnection)  # to see its state
-        await eventually(lambda: getattr(connection, "_state").name == "DRAINING")  # noqa: B009  # of one class
+        await eventually(lambda: connection.state.name == "DRAINING")
         await raw.send(numbered(2, b"b"))
         refusal = await raw.numbered()
         frontend.waiting[b"a"].set()

@@ -226,7 +226,7 @@ def test_a_connection_of_frames_moves_by_the_rows_of_its_table(
     monkeypatch.setattr(
         StreamConnection,
         "_state",
-        WatchedState(StreamConnection, "_state", found, [stream.OPEN]),
+        WatchedState(StreamConnection, "state", found, [stream.OPEN]),
         raising=False,
     )
     walk(_walk_frames, 800)
