@@ -323,14 +323,29 @@ class RestartableTimer:
         self._loop = loop
         self._delay_s = delay_s
         self._on_timeout = on_timeout
+        self._since = 0.0
+        self._latest = math.inf
         self._handle: asyncio.TimerHandle | None = None
         self.is_armed = False
 
     def start(self) -> None:
         """Start the timer; a timer that runs is not restarted."""
         if self._handle is None:
+            self.restart()
+
+    def restart(self) -> None:
+        """Let the time begin now. A timer that runs goes on: one does for many pauses."""
+        self._since = self._loop.time()
+        if self._handle is None:
             self._handle = self._loop.call_later(self._delay_s, self._expire)
             self.is_armed = True
+
+    def end_after(self, delay_s: float, most_s: float) -> None:
+        """Start with another delay, which `restart` prolongs up to *most_s* seconds from now."""
+        self.stop()
+        self._delay_s = delay_s
+        self.restart()
+        self._latest = self._since + most_s
 
     def stop(self) -> None:
         """Stop the timer; harmless when it does not run."""
@@ -345,62 +360,13 @@ class RestartableTimer:
         self._on_timeout = _do_nothing
 
     def _expire(self) -> None:
+        left_s = min(self._since + self._delay_s, self._latest) - self._loop.time()
+        if left_s > 0:
+            self._handle = self._loop.call_later(left_s, self._expire)
+            return
         self._handle = None
         self.is_armed = False
         self._on_timeout()
-
-
-class IdleTimer:
-    """Calls *on_idle* when nothing has happened for some time, with one timer for many pauses.
-
-    Args:
-        loop: The event loop of the timer.
-        idle_s: Seconds.
-        on_idle: Called once for each `restart`; does nothing if there is work in progress.
-    """
-
-    __slots__ = ("_handle", "_idle_s", "_latest", "_loop", "_on_idle", "_since")
-
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, idle_s: float, on_idle: Callable[[], None]
-    ) -> None:
-        self._loop = loop
-        self._idle_s = idle_s
-        self._on_idle = on_idle
-        self._latest = math.inf
-        self._since = 0.0
-        self._handle: asyncio.TimerHandle | None = None
-
-    def restart(self) -> None:
-        """Begin a pause."""
-        self._since = self._loop.time()
-        if self._handle is None:
-            self._handle = self._loop.call_later(self._idle_s, self._expire)
-
-    def end_after(self, idle_s: float, most_s: float) -> None:
-        """Begin a pause of *idle_s* seconds, which `restart` prolongs up to *most_s* seconds."""
-        self._stop()
-        self._idle_s = idle_s
-        self.restart()
-        self._latest = self._since + most_s
-
-    def close(self) -> None:
-        """Stop the timer for good, and drop the reference to *on_idle*."""
-        self._stop()
-        self._on_idle = _do_nothing
-
-    def _stop(self) -> None:
-        if self._handle is not None:
-            self._handle.cancel()
-            self._handle = None
-
-    def _expire(self) -> None:
-        self._handle = None
-        left_s = min(self._since + self._idle_s, self._latest) - self._loop.time()
-        if left_s <= 0:
-            self._on_idle()
-        else:
-            self._handle = self._loop.call_later(left_s, self._expire)
 
 
 def _do_nothing() -> None: ...

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gateway.concurrency.limiter import CLIENT_MEMORY
-from gateway.concurrency.timeouts import IdleTimer, RestartableTimer
+from gateway.concurrency.timeouts import RestartableTimer
 from gateway.ir.errors import Overloaded
 from gateway.transports.authentication import peer_of
 from gateway.transports.client_shares import NO_CLIENT_SHARES, client_shares
@@ -210,7 +210,7 @@ class Http1ServerConnection(WritePause, asyncio.BufferedProtocol):
         self._successor: asyncio.Protocol | None = None
         self._task: asyncio.Task[None] | None = None
         self._head_timer = RestartableTimer(loop, limits.header_timeout_s, self._head_timed_out)
-        self._idle_timer = IdleTimer(loop, limits.keepalive_s, self._close_idle)
+        self._idle_timer = RestartableTimer(loop, limits.keepalive_s, self._close_idle)
         self._half_close_monitor: HalfCloseMonitor | None = None
         self._address: str | None = None
         self.transport: Any = None
