@@ -16,19 +16,19 @@ import structlog
 from gateway.api.protocol import Codec, CutThroughCodec, StreamCodec
 from gateway.api.tap import Tap
 from gateway.concurrency.offload import ON_LOOP, off_loop, run_bounded_on_loop
+from gateway.frontend.call_reader import (
+    BLOCKED_S,
+    CallReader,
+    CheckInference,
+    OnBlocked,
+    unread_error,
+)
 from gateway.frontend.carriers import (
     AttachRequestId,
     ReadRequestId,
     metadata_of,
     no_request_id,
     without_request_id,
-)
-from gateway.frontend.request_reader import (
-    BLOCKED_S,
-    CheckInference,
-    OnBlocked,
-    RequestReader,
-    unread_error,
 )
 from gateway.frontend.tapped import TapStep
 from gateway.ir.bodies.stream_text import StreamText
@@ -116,7 +116,7 @@ class Frontend(ServerFrontend[Q, A]):
         self._attach_request_id = attach_request_id
         self._read_request_id = read_request_id
         self._bytes = message_bytes
-        self._reader = RequestReader(codec, service, on_blocked)
+        self._reader = CallReader(codec, service, on_blocked)
         self._read = self._reader.read
         self._tap = None if tap is None else TapStep(tap, codec)
         # Request ids are unique in a process, and their random part differs between processes.

@@ -26,10 +26,10 @@ from gateway.config.load import LoadedConfig
 from gateway.config.models import ListenerConfig, PassthroughConfig, StreamConfig
 from gateway.config.tls import server_files
 from gateway.frontend import passthrough
+from gateway.frontend.call_reader import CheckInference
 from gateway.frontend.frontend import Frontend
 from gateway.frontend.load_report import Load, LoadReportingFrontend
 from gateway.frontend.passthrough import ObservedPassthrough, check_json_body
-from gateway.frontend.request_reader import CheckInference
 from gateway.ir.context import Client, ModelRef
 from gateway.ir.errors import Unauthenticated
 from gateway.ir.identity import ANONYMOUS

@@ -517,7 +517,7 @@ async def test_a_malformed_long_message_is_rejected() -> None:
 async def test_a_request_that_blocks_the_loop_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """The report has protocol, model and time."""
     times = iter([0.0, 0.05, 1.0, 1.2, 1.2])
-    for module in ("frontend", "request_reader"):
+    for module in ("frontend", "call_reader"):
         monkeypatch.setattr(f"gateway.frontend.{module}.monotonic", lambda: next(times))
     blocked: list[tuple[str, str, float]] = []
 

@@ -1,4 +1,4 @@
-"""RequestReader: reads requests as calls, by what is known of the servers of their models."""
+"""CallReader: reads requests as calls, by what is known of the servers of their models."""
 
 from collections.abc import Callable
 from functools import partial
@@ -50,7 +50,7 @@ CheckInference = Callable[[Client, ModelRef], None]
 """Raises Forbidden if a client may not make any inference of a model."""
 
 
-class RequestReader(Generic[Q, A]):
+class CallReader(Generic[Q, A]):
     """Reads the requests of one codec, with questions to the servers where it needs them.
 
     Args:
