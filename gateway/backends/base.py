@@ -49,6 +49,40 @@ class LoadError(errors.GatewayError):
     code: ClassVar[errors.ErrorCode] = errors.ErrorCode.NOT_READY
 
 
+class ModelErrors:
+    """The exceptions of one model, of which the first of each type is logged.
+
+    Args:
+        model: The model.
+    """
+
+    def __init__(self, model: ModelRef) -> None:
+        self._model = model
+        self._logged: set[type[BaseException]] = set()
+
+    def reraise(self, error: BaseException) -> NoReturn:
+        """Raise an exception of the model as UpstreamError; a GatewayError gets the model."""
+        try:
+            if isinstance(error, errors.GatewayError):
+                error.model = error.model or self._model
+                raise error
+            if type(error) not in self._logged:
+                self._logged.add(type(error))
+                log.warning("model failed", model=str(self._model), exc_info=error)
+            text = " ".join(f"{type(error).__name__}: {error}".split())
+            text = f"model {str(self._model)!r} failed: {text[:_TEXT_LIMIT]}"
+            raise errors.UpstreamError(text, model=self._model) from error
+        finally:
+            del error  # break the reference cycle: its traceback refers to this frame
+
+    def translated(self, function: Callable[[], T]) -> T:
+        """Return what *function* of the model returns; its exceptions are raised by `reraise`."""
+        try:
+            return function()
+        except BaseException as error:  # noqa: BLE001  # nothing ends a thread from outside
+            self.reraise(error)
+
+
 class BackendService(Dispatch, backend.Backend):
     """One version of one model; a Service.
 
@@ -97,7 +131,7 @@ class BackendService(Dispatch, backend.Backend):
         self._pool = InstancePool(self.model, instances, queue)
         self._threads: ThreadPoolExecutor | None = None
         self._signature: Signature | None = None
-        self._logged_errors: set[type[BaseException]] = set()
+        self._errors = ModelErrors(self.model)
 
     @property
     @abc.abstractmethod
@@ -197,7 +231,7 @@ class BackendService(Dispatch, backend.Backend):
         if self._threads is None:
             raise self._not_ready()
         loop = asyncio.get_running_loop()
-        future = loop.run_in_executor(self._threads, self._translate_errors, function)
+        future = loop.run_in_executor(self._threads, self._errors.translated, function)
         if job is None:
             return await future
         job.thread = future
@@ -207,32 +241,6 @@ class BackendService(Dispatch, backend.Backend):
             job.cancel()
             future.add_done_callback(_ignore_result)
             raise
-
-    def _model_error(self, error: BaseException) -> errors.UpstreamError:
-        """Return an exception of the model as UpstreamError, and log the first of each type."""
-        if type(error) not in self._logged_errors:
-            self._logged_errors.add(type(error))
-            log.warning("model failed", model=str(self.model), exc_info=error)
-        text = " ".join(f"{type(error).__name__}: {error}".split())
-        return errors.UpstreamError(
-            f"model {str(self.model)!r} failed: {text[:_TEXT_LIMIT]}", model=self.model
-        )
-
-    def _raise(self, error: BaseException) -> NoReturn:
-        """Raise an exception of the model as UpstreamError; a GatewayError gets the model."""
-        try:
-            if isinstance(error, errors.GatewayError):
-                error.model = error.model or self.model
-                raise error
-            raise self._model_error(error) from error
-        finally:
-            del error  # break the reference cycle: its traceback refers to this frame
-
-    def _translate_errors(self, function: Callable[[], T]) -> T:
-        try:
-            return function()
-        except BaseException as error:  # noqa: BLE001  # nothing ends a thread from outside
-            self._raise(error)
 
     async def _ready(self, _call: ModelReadyRequest) -> bool:
         return self.is_loaded
@@ -264,9 +272,9 @@ class BackendService(Dispatch, backend.Backend):
         except asyncio.CancelledError as error:
             if is_cancelled():
                 raise
-            self._raise(error)
+            self._errors.reraise(error)
         except FAULTS as error:
-            self._raise(error)
+            self._errors.reraise(error)
         finally:
             record_model_time(self._clock() - started)
             self._end(job, pool)
@@ -327,7 +335,7 @@ class BackendService(Dispatch, backend.Backend):
                 except StopAsyncIteration:
                     return
                 except FAULTS as error:
-                    self._raise(error)
+                    self._errors.reraise(error)
                 yield response
         finally:
             if stream is not None:

@@ -1,6 +1,7 @@
 """Timeouts of tasks and timers of connections."""
 
 import asyncio
+import math
 from collections.abc import Callable, Hashable
 from itertools import repeat
 from time import monotonic
@@ -322,14 +323,29 @@ class RestartableTimer:
         self._loop = loop
         self._delay_s = delay_s
         self._on_timeout = on_timeout
+        self._since = 0.0
+        self._latest = math.inf
         self._handle: asyncio.TimerHandle | None = None
         self.is_armed = False
 
     def start(self) -> None:
         """Start the timer; a timer that runs is not restarted."""
         if self._handle is None:
+            self.restart()
+
+    def restart(self) -> None:
+        """Let the time begin now. A timer that runs goes on: one does for many pauses."""
+        self._since = self._loop.time()
+        if self._handle is None:
             self._handle = self._loop.call_later(self._delay_s, self._expire)
             self.is_armed = True
+
+    def end_after(self, delay_s: float, most_s: float) -> None:
+        """Start with another delay, which `restart` prolongs up to *most_s* seconds from now."""
+        self.stop()
+        self._delay_s = delay_s
+        self.restart()
+        self._latest = self._since + most_s
 
     def stop(self) -> None:
         """Stop the timer; harmless when it does not run."""
@@ -344,6 +360,10 @@ class RestartableTimer:
         self._on_timeout = _do_nothing
 
     def _expire(self) -> None:
+        left_s = min(self._since + self._delay_s, self._latest) - self._loop.time()
+        if left_s > 0:
+            self._handle = self._loop.call_later(left_s, self._expire)
+            return
         self._handle = None
         self.is_armed = False
         self._on_timeout()

@@ -4,26 +4,33 @@ This is the only place where errors become responses.  It knows no protocol and 
 """
 
 import itertools
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from functools import partial
 from time import monotonic
 from types import CoroutineType
-from typing import Any, Final, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import structlog
-from msgspec.structs import replace  # noqa: TID251  # of messages, not of calls
 
-from gateway.api.protocol import Codec, CutThroughCodec, ServerReadingCodec, StreamCodec
-from gateway.concurrency.offload import ON_LOOP, off_loop, run_bounded, run_bounded_on_loop
+from gateway.api.protocol import Codec, CutThroughCodec, StreamCodec
+from gateway.api.tap import Tap
+from gateway.concurrency.offload import ON_LOOP, off_loop, run_bounded_on_loop
+from gateway.frontend.call_reader import (
+    BLOCKED_S,
+    CallReader,
+    CheckInference,
+    OnBlocked,
+    unread_error,
+)
 from gateway.frontend.carriers import (
     AttachRequestId,
     ReadRequestId,
-    client_of,
     metadata_of,
     no_request_id,
     without_request_id,
 )
+from gateway.frontend.tapped import TapStep
 from gateway.ir.bodies.stream_text import StreamText
 from gateway.ir.bodies.streams import HeldReply, close_stream
 from gateway.ir.calls import (
@@ -33,53 +40,32 @@ from gateway.ir.calls import (
     ModelReadyRequest,
     ServerLiveRequest,
     ServerReadyRequest,
-    ServerSwitchRequest,
     StreamInferRequest,
     sequence_of,
 )
-from gateway.ir.context import (
-    GATEWAY_CLIENT,
-    Client,
-    Context,
-    ModelRef,
-)
 from gateway.ir.errors import (
     GatewayError,
-    InvalidRequest,
-    InvalidTensor,
-    MalformedMessage,
-    Unsupported,
-    VersionNotFound,
 )
 from gateway.ir.redaction import without_addresses
-from gateway.ir.tensors.expected_inputs import UncheckedInputs, with_expected_inputs
 from gateway.ir.unread import failure_of, path_of
-from gateway.ir.work import BOUND, LongWork, inflated
-from gateway.model_info.known_inputs import KnownInputs
-from gateway.model_info.server_lookups import DecoupledModels, ServerDialects
+from gateway.ir.work import BOUND, LongWork
+from gateway.model_info.server_lookups import DecoupledModels
 from gateway.service import Service, bound_call
 from gateway.session import Session, SessionCall, SessionReply
 from gateway.telemetry.faults import internal_error
 from gateway.telemetry.upstream_metrics import ByteCounter
 from gateway.wire.decoupled import StreamsDecoupled
-from gateway.wire.errors import MethodNotAllowed
 from gateway.wire.frontend import ServerFrontend, SessionLimits
 from gateway.wire.heads.request_id import new_request_ids
-from gateway.wire.http import HttpRequest, wire_bytes
+from gateway.wire.http import wire_bytes
 
 Q = TypeVar("Q")
 A = TypeVar("A")
 C = TypeVar("C", bound=Call[Any] | None)
 
-# What a server of the same form may take, for it knows more forms, values and versions.
-_UNREAD = (InvalidRequest, Unsupported, VersionNotFound)
-
 _PROBES = frozenset({ServerLiveRequest, ServerReadyRequest, ModelReadyRequest})
 
 log = structlog.get_logger(__name__)
-
-_BLOCKED_S: Final = 0.1
-"""A request that blocks the event loop for longer is reported."""
 
 OnRejected = Callable[[str, GatewayError], object]
 """Called for a request that reached no service: codec name, error."""
@@ -88,15 +74,7 @@ OnRejected = Callable[[str, GatewayError], object]
 def _ignore(_codec: str, _error: GatewayError) -> None: ...
 
 
-OnBlocked = Callable[[str, str, float], None]
-"""Called for a request that blocked the event loop for long: codec name, model, seconds."""
-
-
 def _ignore_blocked(_codec: str, _model: str, _seconds: float) -> None: ...
-
-
-CheckInference = Callable[[Client, ModelRef], None]
-"""Raises Forbidden if a client may not make any inference of a model."""
 
 
 class Frontend(ServerFrontend[Q, A]):
@@ -111,18 +89,14 @@ class Frontend(ServerFrontend[Q, A]):
         message_bytes: Counts the bytes of requests and responses; None to count none.
         on_blocked: Called for each request whose decoding or encoding blocked the event loop for
             more than 100 ms.
+        tap: Receives the calls, their replies and the messages of both; None for no tap.
 
     Attributes:
         codec: Decodes requests and encodes replies.
         service: Handles the calls that begin now; see `replace_service`.
     """
 
-    _choose: Callable[[Call[Any]], Coroutine[Any, Any, A] | None] | None = None
-    """Takes calls with one reply over from `handle`; None for the calls that it leaves to it."""
-
-    _check_inference: CheckInference | None = None
-
-    def __init__(
+    def __init__(  # noqa: PLR0913  # most by name
         self,
         codec: Codec[Q, A],
         service: Service,
@@ -132,6 +106,7 @@ class Frontend(ServerFrontend[Q, A]):
         read_request_id: ReadRequestId[Q] = no_request_id,
         message_bytes: ByteCounter | None = None,
         on_blocked: OnBlocked = _ignore_blocked,
+        tap: Tap | None = None,
     ) -> None:
         self.codec = codec
         # Bound once: looking up a method of an object of any class takes 300 instructions.
@@ -141,22 +116,19 @@ class Frontend(ServerFrontend[Q, A]):
         self._attach_request_id = attach_request_id
         self._read_request_id = read_request_id
         self._bytes = message_bytes
-        self._on_blocked = on_blocked
+        self._reader = CallReader(codec, service, on_blocked)
+        self._read = self._reader.read
+        self._tap = None if tap is None else TapStep(tap, codec)
         # Request ids are unique in a process, and their random part differs between processes.
         self._request_ids = new_request_ids()
         self._sessions = itertools.count(1)
         self._decoupled_models = DecoupledModels(service)
-        self._known_inputs = KnownInputs(service)
-        self._dialects = ServerDialects(service)
         self._streams_decoupled: StreamsDecoupled | None = None
         if isinstance(codec, StreamsDecoupled):
             self._streams_decoupled = codec
         self._streaming: StreamCodec[Q, A] | None = None
         if isinstance(codec, StreamCodec):
             self._streaming = codec
-        self._server_reading: ServerReadingCodec[Q, A] | None = None
-        if isinstance(codec, ServerReadingCodec):
-            self._server_reading = codec
         self._cut_through: CutThroughCodec[Q, A] | None = None
         if isinstance(codec, CutThroughCodec):
             self._cut_through = codec
@@ -178,10 +150,8 @@ class Frontend(ServerFrontend[Q, A]):
         if attach_request_id is not None:
             self._attach_request_id = attach_request_id
         self.service = bound_call(service)
-        self._check_inference = check_inference
         self._decoupled_models = DecoupledModels(service)
-        self._known_inputs = KnownInputs(service)
-        self._dialects = ServerDialects(service)
+        self._reader.replace_service(service, check_inference)
 
     async def __call__(self, wire: Q, /) -> AsyncGenerator[A, None]:
         """Yield the response to *wire*, or the responses of a stream. Raises no `GatewayError`."""
@@ -201,9 +171,9 @@ class Frontend(ServerFrontend[Q, A]):
             decoded = self._read(self._decode, wire, request_id)
             call: Call[Any] = await decoded if type(decoded) is CoroutineType else decoded
         except Exception as error:  # noqa: BLE001
-            reread = await self._decoded_for_server(wire, _unread(error), request_id)
+            reread = await self._reader.read_for_server(wire, unread_error(error), request_id)
             if isinstance(reread, GatewayError):
-                return self._reject_unread(wire, reread, request_id)
+                return self._reject_wire(wire, reread, request_id, is_whole=True)
             call = reread
         found = call.context.request_id
         if not found:
@@ -212,8 +182,9 @@ class Frontend(ServerFrontend[Q, A]):
             call = await self._as_stream(call, self._streams_decoupled)
         if type(call) is StreamInferRequest:
             return self._stream(call, wire)
-        if self._choose is not None and (chosen := self._choose(call)) is not None:
-            response = await chosen
+        tap = self._tap
+        if tap is not None and (exchange := tap.begin(call)) is not None:
+            response = await tap.record(exchange, self._single, self.service)
             if self._bytes is not None:
                 self._bytes.count(wire, response)
             return response
@@ -323,129 +294,14 @@ class Frontend(ServerFrontend[Q, A]):
 
     async def _decoded(self, wire: Q, decode: Callable[[Q, str], C]) -> C | GatewayError:
         """Return *wire* as a call, or the error that *decode* raises."""
-        try:
-            decoded = self._read(decode, wire, "")
-            call: C = await decoded if type(decoded) is CoroutineType else decoded
-        except Exception as error:  # noqa: BLE001
-            reread = await self._decoded_for_server(wire, _unread(error), "")
-            if isinstance(reread, GatewayError):
-                return reread
-            call = cast("C", reread)
+        call: C | GatewayError = await self._reader.decoded(decode, wire, "")
+        if isinstance(call, GatewayError):
+            call = cast("C | GatewayError", await self._reader.read_for_server(wire, call, ""))
+            if isinstance(call, GatewayError):
+                return call
         if call is None or call.context.request_id:
             return call
         return call.with_context(request_id=next(self._request_ids))
-
-    async def _decoded_for_server(
-        self, wire: Q, refused: GatewayError, request_id: str
-    ) -> Call[Any] | GatewayError:
-        """Return *wire* as the server of its model reads it, or *refused*, the error of the codec.
-
-        A server may read what others refuse, so its clients must not notice the gateway.
-        """
-        if isinstance(refused, MethodNotAllowed) and isinstance(wire, HttpRequest):
-            return await self._decoded_head(wire, refused, request_id)
-        reading = self._server_reading
-        if reading is None or not isinstance(refused, InvalidRequest):
-            return await self._decode_unread(wire, refused)
-        model = reading.inferred_model(wire)
-        if model is None:
-            return refused
-        if self._check_inference is not None:
-            try:
-                self._check_inference(client_of(wire), model)
-            except GatewayError as error:
-                return error
-        found = await self._decoded_in(reading.most_lenient, wire, refused, request_id)
-        if found is None or isinstance(found, GatewayError):
-            return found or refused
-        context = self._question_context(wire, request_id)
-        dialect = await self._dialects.find(model, context)
-        if dialect != reading.most_lenient:
-            found = await self._decoded_in(dialect, wire, refused, request_id)
-        return refused if found is None else found
-
-    async def _decode_unread(self, wire: Q, refused: GatewayError) -> Call[Any] | GatewayError:
-        """Return *wire* as a call that only a server of its form reads; *refused* if none may."""
-        if not self.codec.whole or not isinstance(refused, _UNREAD):
-            return refused
-        decode, elements = self.codec.decode_unread, getattr(wire, "elements", None)
-        if elements is not None:
-            decode = partial(inflated, elements, decode)
-        try:
-            call = await run_bounded(decode, wire, refused)
-        except GatewayError:
-            return refused
-        return refused if call is None else call
-
-    async def _decoded_head(
-        self, wire: HttpRequest, refused: GatewayError, request_id: str
-    ) -> Call[Any] | GatewayError:
-        """Return a request with HEAD as that with GET, whose response has the same head.
-
-        The transport leaves out the body.  What changes a server needs another method than HEAD.
-        Source: RFC 9110 9.3.2.
-        """
-        if wire.method != "HEAD":
-            return refused
-        try:
-            read = self._read(self._decode, cast("Q", replace(wire, method="GET")), request_id)
-            call: Call[Any] = await read if type(read) is CoroutineType else read
-        except Exception as error:  # noqa: BLE001
-            return _unread(error)
-        return refused if isinstance(call, ServerSwitchRequest) else call
-
-    async def _decoded_in(
-        self, dialect: str, wire: Q, refused: GatewayError, request_id: str
-    ) -> Call[Any] | GatewayError | None:
-        """Return *wire* as a server of *dialect* reads it, or an error; None if it is strict."""
-        assert self._server_reading is not None  # noqa: S101  # the caller asks it
-        decode = self._server_reading.decode_for_server
-        try:
-            decoded = self._read(
-                lambda wire, request_id: decode(wire, dialect, request_id), wire, request_id
-            )
-            call: Call[Any] | None = await decoded if type(decoded) is CoroutineType else decoded
-        except Exception as error:  # noqa: BLE001
-            found = _unread(error)
-            if isinstance(found, InvalidTensor) and isinstance(refused, MalformedMessage):
-                return found  # the server would read the message
-            return refused if isinstance(found, InvalidRequest) else found
-        return call
-
-    def _read(self, decode: Callable[[Q, str], Any], wire: Q, request_id: str) -> Any:
-        """Return *wire* as a call, or a coroutine that decodes it on another thread."""
-        elements = getattr(wire, "elements", None)
-        if elements is not None:
-            decode = partial(inflated, elements, decode)
-        call = None
-        started = monotonic()
-        # `run_bounded_on_loop` does the same, but its call frame costs 0.7 us.
-        BOUND.allowance = ON_LOOP
-        try:
-            call = decode(wire, request_id)
-        except LongWork:
-            return self._read_long(decode, wire, request_id)
-        finally:
-            BOUND.allowance = None
-            if monotonic() - started > _BLOCKED_S:
-                self._report_blocked(started, call)
-        return call
-
-    async def _read_long(self, decode: Callable[[Q, str], Any], wire: Q, request_id: str) -> Any:
-        """Return *wire* as a call, decoded on another thread if its model has its inputs."""
-        try:
-            accepts = self._known_inputs.accepts
-            return await off_loop(with_expected_inputs, accepts, decode, wire, request_id)
-        except UncheckedInputs as found:
-            if self._check_inference is not None:
-                self._check_inference(client_of(wire), found.model)
-            context = self._question_context(wire, request_id)
-            await self._known_inputs.check(found, context)
-        return await off_loop(decode, wire, request_id)
-
-    def _question_context(self, wire: Q, request_id: str) -> Context:
-        """Return the context of a question that takes the route of *wire*."""
-        return Context(self.codec.name, metadata_of(wire), request_id, client=GATEWAY_CLIENT)
 
     def _write(self, encode: Callable[[Any, Any], A], call: Call[Any], reply: Any) -> Any:
         """Return *reply* as a response, or a coroutine that encodes it on another thread."""
@@ -457,22 +313,8 @@ class Frontend(ServerFrontend[Q, A]):
             return off_loop(encode, call, reply)
         finally:
             BOUND.allowance = None
-            if monotonic() - started > _BLOCKED_S:
-                self._report_blocked(started, call)
-
-    def _report_blocked(self, started: float, call: Any) -> None:
-        """Log and report a step that has blocked the event loop since *started*."""
-        seconds = monotonic() - started
-        model = getattr(call, "model", None)
-        name = "" if model is None else model.name
-        log.warning(
-            "event loop blocked",
-            protocol=self.codec.name,
-            model=name,
-            ms=round(seconds * 1e3),
-            request_id="" if call is None else call.context.request_id,
-        )
-        self._on_blocked(self.codec.name, name, seconds)
+            if monotonic() - started > BLOCKED_S:
+                self._reader.report_blocked(started, call)
 
     async def _session_call(
         self, wire: Q, limits: SessionLimits[Q, A], session: int
@@ -496,7 +338,10 @@ class Frontend(ServerFrontend[Q, A]):
         self, wire: Q, error: GatewayError
     ) -> AsyncGenerator[SessionReply[A], None]:
         self._identify(wire, error)
-        yield SessionReply(self.reject(error), is_only=True)
+        response = self.reject(error)
+        if self._tap is not None:
+            self._tap.rejected(wire, error, response)
+        yield SessionReply(response, is_only=True)
 
     async def _session_replies(
         self, call: Call[Any], wire: Q, limits: SessionLimits[Q, A]
@@ -540,23 +385,28 @@ class Frontend(ServerFrontend[Q, A]):
                     self._bytes.count(response=reply.wire)
                 yield reply.wire
 
-    async def _replies(
-        self, call: Call[Any], service: Service | None = None
+    def _replies(self, call: StreamInferRequest) -> AsyncGenerator[SessionReply[A], None]:
+        """Return the replies to *call*, which the tap receives, too."""
+        if self._tap is None:
+            return self._replies_of(call, self.service)
+        return self._tap.record_stream(call, self._replies_of, self.service)
+
+    async def _replies_of(
+        self, call: StreamInferRequest, service: Service
     ) -> AsyncGenerator[SessionReply[A], None]:
-        """Yield the replies to *call*, of *service* or the own one; an error is the last one."""
-        if not isinstance(call, StreamInferRequest):
-            yield SessionReply(await self._single(call), is_only=True)
-            return
+        """Yield the replies to *call* of *service*; an error is the last one."""
         last: InferResponse | None = None
-        text = StreamText()
+        text, streaming = StreamText(), self._streaming
         try:
-            items = await (service or self.service)(call)
+            items = await service(call)
             try:
                 async for item in items:
                     error = failure_of(item)
                     if error is not None and self._is_terminal(call, error, last):
                         raise error
-                    if item.is_end_mark and not self._writes_end_mark(call):
+                    if item.is_end_mark and (
+                        streaming is None or not streaming.writes_end_mark(call)
+                    ):
                         continue
                     is_text = item.outputs and self.codec.has_only_text(call, item)
                     shown = text.complete(item) if is_text else item
@@ -568,7 +418,7 @@ class Frontend(ServerFrontend[Q, A]):
             finally:
                 await close_stream(items)
             text.finish()
-            end = None if self._streaming is None else self._streaming.encode_end(call, last)
+            end = None if streaming is None else streaming.encode_end(call, last)
             if end is not None:
                 yield SessionReply(
                     end if last is not None else self._with_request_id(call, end), last is None
@@ -607,10 +457,11 @@ class Frontend(ServerFrontend[Q, A]):
         streaming = self._streaming
         return streaming is None or (last is None and streaming.is_terminal(call, error))
 
-    def _writes_end_mark(self, call: StreamInferRequest) -> bool:
-        return self._streaming is not None and self._streaming.writes_end_mark(call)
-
     async def _single(self, call: Call[Any], service: Service | None = None) -> A:
+        """Return the response to *call*: of *service*, or of the own one, observed by the tap."""
+        tap = self._tap if service is None else None
+        if tap is not None and (exchange := tap.begin(call)) is not None:
+            return await tap.record(exchange, self._single, self.service)
         try:
             reply = await (service or self.service)(call)
             written = self._write(self._encode, call, reply)
@@ -631,14 +482,14 @@ class Frontend(ServerFrontend[Q, A]):
             return self._streaming.encode_late_error(call, failure)
         return self.codec.encode_error(call, failure)
 
-    def _reject_unread(self, wire: Q, error: GatewayError, request_id: str) -> A:
-        """Return *error* as the response to the complete message *wire*."""
-        return self._reject_wire(wire, error, request_id)
-
-    def _reject_wire(self, wire: Q, error: GatewayError, request_id: str = "") -> A:
+    def _reject_wire(
+        self, wire: Q, error: GatewayError, request_id: str = "", *, is_whole: bool = False
+    ) -> A:
         """Return *error* as the response to *wire*, which is not decoded."""
         self._identify(wire, error, request_id)
         response = self.reject(error)
+        if is_whole and self._tap is not None:
+            self._tap.rejected(wire, error, response)
         if self._bytes is not None:
             self._bytes.count(wire, response)
         return response
@@ -648,16 +499,3 @@ class Frontend(ServerFrontend[Q, A]):
         error.client, error.path = getattr(wire, "client", None), path_of(wire)
         error.metadata = metadata_of(wire)
         error.request_id = self._read_request_id(wire) or request_id or next(self._request_ids)
-
-
-def _unread(error: Exception) -> GatewayError:
-    """Return the error of a message that decoding rejected, without its traceback.
-
-    The frames of a traceback hold the message, and a caller's frame holds the error: this cycle
-    would keep the message until the garbage collector runs.  Anything but a `GatewayError` is a bug
-    here, whose text must not reach the client.
-    """
-    if not isinstance(error, GatewayError):
-        return internal_error(error)
-    error.__traceback__ = error.__cause__ = error.__context__ = None
-    return error

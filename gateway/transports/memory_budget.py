@@ -93,12 +93,13 @@ class MemoryBudget(Limiter):
             and with False when it is less than half of that again.
 
     Attributes:
-        is_scarce: What *on_scarce* was called with.
         call_bytes: What a request in flight counts beside its bytes: its task, and what the layers
             keep of it until the reply.
-        step_bytes: The first reservation for a body of known length, if it is not shorter.
         pool: Returns memory for a large request that a server on this machine can read; None where
             there is none. It counts as any other.
+        buffers: The buffers that are allocated, whether in use or not.
+        responses: The responses that arrive, and wait for memory before all requests.
+        messages: The messages on their way, which end for those that wait.
     """
 
     def __init__(
@@ -110,31 +111,14 @@ class MemoryBudget(Limiter):
         super().__init__(
             limit_bytes, share=limit_bytes // _SHARES if share_bytes is None else share_bytes
         )
-        self.is_scarce = False
         self.call_bytes = max(1, min(CALL_BYTES, limit_bytes // _FEWEST_CALLS))
-        self._on_scarce = on_scarce
-        self._allocated = 0
-        self._held_waiting = 0  # by callers that wait for more
         self._margin = limit_bytes // _SHARES
         self._small_bytes = limit_bytes // _SMALL
-        self._responses: deque[Waiter] = deque()
-        self._response_at = 0.0  # when memory was acquired for one that had waited
-        self._moving: dict[Watched, None] = {}
-        self._is_settling = False
-        self._large_step_bytes = max(STEP_BYTES, min(_LARGE_STEP_BYTES, self._small_bytes))
-        self.step_bytes = self._large_step_bytes
         self.pool: Callable[[int], memoryview | None] = no_pool
-        self._progress_timer: asyncio.TimerHandle | None = None
-
-    @property
-    def used_bytes(self) -> int:
-        """The bytes in use."""
-        return self.used
-
-    @property
-    def calls(self) -> int:
-        """How many requests may be in flight, if they have no bytes."""
-        return self.limit // self.call_bytes
+        self._settled_at = 0.0  # until then the memory of a caller that has left serves others
+        self.buffers = Buffers(self, on_scarce)
+        self.responses = ArrivingResponses(self)
+        self.messages = MessagesOnTheirWay(self)
 
     def try_acquire_response(self, size: int, share: Share | None) -> bool:
         """Acquire *size* bytes for a response; return False if they are not available."""
@@ -169,11 +153,87 @@ class MemoryBudget(Limiter):
             return None
         return await super().acquire(size, share, held=held, timeout_s=timeout_s, want=want)
 
-    def try_acquire_arrival(self, size: int, share: Share | None) -> bool:
-        """Acquire *size* bytes for a response that arrives; return False if they are not free."""
-        return not self._responses and _take(self, size, share, self.limit)
+    def _is_small(self, size: int, share: Share) -> bool:
+        """Return whether a client uses little, *size* bytes more included."""
+        return share.used + size <= self._small_bytes
 
-    async def acquire_response(
+    def _grant(self) -> None:
+        self.responses.serve()
+        super()._grant()
+
+    def _enqueue(self, waiter: Waiter) -> None:
+        super()._enqueue(waiter)
+        if not waiter.future.done() and self.next_waiter() is not None:
+            self.messages.make_room(waiter)
+
+    def _expire(self, waiter: Waiter) -> None:
+        self.messages.evict_stalled(waiter)
+        if waiter.future.done():
+            return
+        if waiter.held:
+            # The released bytes serve the next waiter: if all expired at once, none would be.
+            loop = waiter.future.get_loop()
+            if loop.time() < self._settled_at:
+                waiter.timer = loop.call_later(_SETTLE_S, self._expire, waiter)
+                return
+            self._settled_at = loop.time() + _SETTLE_S
+        self.refuse(waiter)
+
+    def refuse(self, waiter: Waiter) -> None:
+        """Tell a caller that its timeout has expired, unless it was served."""
+        super()._expire(waiter)
+
+
+class Buffers:
+    """The buffers that are allocated for messages, which may make memory scarce.
+
+    Args:
+        budget: The memory budget.
+        on_scarce: As for `MemoryBudget`.
+
+    Attributes:
+        is_scarce: What *on_scarce* was called with.
+        step_bytes: The first reservation for a body of known length, if it is not shorter.
+    """
+
+    def __init__(self, budget: Limiter, on_scarce: Callable[[bool], object]) -> None:
+        self._budget = budget
+        self._on_scarce = on_scarce
+        self._allocated = 0
+        self._large_step_bytes = max(STEP_BYTES, min(_LARGE_STEP_BYTES, budget.limit // _SMALL))
+        self.step_bytes = self._large_step_bytes
+        self.is_scarce = False
+
+    def allocated(self, size: int) -> None:
+        """Note that a buffer of *size* bytes is allocated next, or freed if it is negative."""
+        self._allocated += size
+        most = max(self._budget.used, self._allocated)
+        is_scarce = most * (2 * _SCARCE if self.is_scarce else _SCARCE) > self._budget.limit
+        if is_scarce != self.is_scarce:
+            self.is_scarce = is_scarce
+            self.step_bytes = STEP_BYTES if is_scarce else self._large_step_bytes
+            self._on_scarce(is_scarce)
+
+
+class ArrivingResponses:
+    """Responses that arrive and wait for memory, before all requests.
+
+    Each may hold what another one needs: its request, and a part of it that has arrived.
+
+    Args:
+        budget: The memory budget.
+    """
+
+    def __init__(self, budget: MemoryBudget) -> None:
+        self._budget = budget
+        self._queue: deque[Waiter] = deque()
+        self._served_at = 0.0  # when memory was acquired for one that had waited
+
+    def try_acquire(self, size: int, share: Share | None) -> bool:
+        """Acquire *size* bytes for a response that arrives; return False if they are not free."""
+        return not self._queue and _take(self._budget, size, share, self._budget.limit)
+
+    async def acquire(
         self, size: int, share: Share | None, held: int, timeout_s: float | None
     ) -> None:
         """Acquire *size* bytes for a response that arrives, before all requests that wait.
@@ -183,27 +243,26 @@ class MemoryBudget(Limiter):
         Raises:
             TimeoutError: They did not become free in time, or because of other such responses.
         """
-        if self.try_acquire_arrival(size, share):
+        if self.try_acquire(size, share):
             return
         loop = asyncio.get_running_loop()
         waiter = Waiter(loop.create_future(), size, share, held, None)
         waiter.since = loop.time()
         if held:  # one that has begun comes before others
-            self._responses.appendleft(waiter)
+            self._queue.appendleft(waiter)
         else:
-            self._responses.append(waiter)
-        self.queued += 1
-        self._evict_stalled(waiter)
-        self._look_soon()
+            self._queue.append(waiter)
+        self._budget.queued += 1
+        self._budget.messages.make_room(waiter)
         if timeout_s is not None and not waiter.future.done():
-            waiter.timer = loop.call_later(timeout_s, self._end_response, waiter, False)
+            waiter.timer = loop.call_later(timeout_s, self._end, waiter, False)
         try:
             found = await waiter.future
         except BaseException:
-            if waiter in self._responses:
-                self._end_response(waiter, False)
+            if waiter in self._queue:
+                self._end(waiter, False)
             elif not waiter.future.cancelled() and waiter.future.result():
-                self.release(size, share)
+                self._budget.release(size, share)
             raise
         finally:
             if waiter.timer is not None:
@@ -211,110 +270,67 @@ class MemoryBudget(Limiter):
         if not found:
             raise TimeoutError
 
-    def _end_response(self, waiter: Waiter, found: bool) -> None:
+    def serve(self) -> None:
+        """Serve the responses that wait, as far as memory is free."""
+        while self._queue:
+            waiter = self._queue[0]
+            if not waiter.future.done():  # otherwise it has left
+                if not _take(self._budget, waiter.size, waiter.share, self._budget.limit):
+                    return
+                self._served_at = waiter.future.get_loop().time()
+            self._end(waiter, True)
+
+    def check(self, now: float) -> None:
+        """Make room for the first response; refuse the newest one if none was served for long."""
+        if self._queue:
+            self._budget.messages.evict_stalled(self._queue[0])
+        if self._queue:
+            since = max(self._served_at, self._queue[0].since)
+            if now - since >= _RESPONSES_PATIENCE_S:
+                self._served_at = now
+                self._end(self._queue[-1], False)
+
+    def _end(self, waiter: Waiter, found: bool) -> None:
         """End the wait of a response; *found* if its memory is acquired."""
-        self._responses.remove(waiter)
-        self.queued -= 1
+        self._queue.remove(waiter)
+        self._budget.queued -= 1
         if not waiter.future.done():
             waiter.future.set_result(found)
 
-    def _grant(self) -> None:
-        while self._responses:
-            waiter = self._responses[0]
-            if not waiter.future.done():  # otherwise it has left
-                if self.used + waiter.size > self.limit:
-                    break
-                self.used += waiter.size
-                if waiter.share is not None:
-                    waiter.share.used += waiter.size
-                self._response_at = waiter.future.get_loop().time()
-            self._end_response(waiter, True)
-        super()._grant()
 
-    def _is_small(self, size: int, share: Share) -> bool:
-        """Return whether a client uses little, *size* bytes more included."""
-        return share.used + size <= self._small_bytes
+class MessagesOnTheirWay:
+    """Reservations whose messages arrive or are sent, and which end for those that wait.
 
-    def allocated(self, size: int) -> None:
-        """Note that a buffer of *size* bytes is allocated next, or freed if it is negative."""
-        self._allocated += size
-        most = max(self.used, self._allocated)
-        if most * (2 * _SCARCE if self.is_scarce else _SCARCE) > self.limit:
-            if not self.is_scarce:
-                self.is_scarce = True
-                self.step_bytes = STEP_BYTES
-                self._on_scarce(True)
-        elif self.is_scarce:
-            self.is_scarce = False
-            self.step_bytes = self._large_step_bytes
-            self._on_scarce(False)
+    Args:
+        budget: The memory budget.
+    """
+
+    def __init__(self, budget: MemoryBudget) -> None:
+        self._budget = budget
+        self._watched: dict[Watched, None] = {}
+        self._timer: asyncio.TimerHandle | None = None
 
     def watch(self, reservation: Watched) -> None:
         """Check the progress of *reservation*, and end it if it has none while others wait."""
-        self._moving[reservation] = None
+        self._watched[reservation] = None
         self._look_soon()
 
     def unwatch(self, reservation: Watched) -> None:
         """Stop checking *reservation*, if it is checked."""
-        self._moving.pop(reservation, None)
+        self._watched.pop(reservation, None)
 
-    def _look_soon(self) -> None:
-        if self._progress_timer is None:
-            self._progress_timer = asyncio.get_running_loop().call_later(_LOOK_S, self._check)
-
-    def _check(self) -> None:
-        """Update the progress of all reservations, and help callers that wait."""
-        self._progress_timer = None
-        if not self._moving and not self.queued:
-            return
-        now = asyncio.get_running_loop().time()
-        for reservation in self._moving:
-            reservation.stalled_s(now)
-        if self._responses:
-            self._evict_stalled(self._responses[0])
-            self._unblock_responses(now)
-        waiter = self.next_waiter()
-        if waiter is not None:
-            self._evict_stalled(waiter)
-            if not waiter.future.done() and now - waiter.since >= _PATIENCE_S:
-                self._unblock(waiter)
+    def make_room(self, waiter: Waiter) -> None:
+        """End reservations without progress for *waiter*, now and as long as it waits."""
+        self.evict_stalled(waiter)
         self._look_soon()
 
-    def _enqueue(self, waiter: Waiter) -> None:
-        self._held_waiting += waiter.held
-        super()._enqueue(waiter)
-        if not waiter.future.done() and self.next_waiter() is not None:
-            self._evict_stalled(waiter)
-            self._look_soon()
-
-    def _leave(self, waiter: Waiter) -> None:
-        super()._leave(waiter)
-        self._held_waiting -= waiter.held
-
-    def _expire(self, waiter: Waiter) -> None:
-        self._evict_stalled(waiter)
-        if waiter.future.done():
-            return
-        loop = waiter.future.get_loop()
-        if waiter.held:
-            # The released bytes serve the next waiter: if all expired at once, none would be.
-            if self._is_settling:
-                waiter.timer = loop.call_later(_SETTLE_S, self._expire, waiter)
-                return
-            self._is_settling = True
-            loop.call_later(_SETTLE_S, self._end_settling)
-        super()._expire(waiter)
-
-    def _end_settling(self) -> None:
-        self._is_settling = False
-
-    def _evict_stalled(self, waiter: Waiter) -> None:
+    def evict_stalled(self, waiter: Waiter) -> None:
         """End reservations without progress, the longest first, until *waiter* is served."""
         now = waiter.future.get_loop().time()
         own = waiter.share if waiter.is_blocked_by_share else None
         stalled = [
             each
-            for each in self._moving
+            for each in self._watched
             if each.size_bytes
             and (own is None or each.share is own)
             and each.stalled_s(now) >= each.stall_timeout_s
@@ -325,33 +341,43 @@ class MemoryBudget(Limiter):
             if waiter.future.done():
                 return
 
+    def _look_soon(self) -> None:
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_LOOK_S, self._check)
+
+    def _check(self) -> None:
+        """Update the progress of all reservations, and help callers that wait."""
+        self._timer = None
+        budget = self._budget
+        if not self._watched and not budget.queued:
+            return
+        now = asyncio.get_running_loop().time()
+        for reservation in self._watched:
+            reservation.stalled_s(now)
+        budget.responses.check(now)
+        waiter = budget.next_waiter()
+        if waiter is not None:
+            self.evict_stalled(waiter)
+            if not waiter.future.done() and now - waiter.since >= _PATIENCE_S:
+                self._unblock(waiter)
+        self._look_soon()
+
     def _unblock(self, waiter: Waiter) -> None:
         """Serve *waiter*, which has waited for long, if only messages on their way are in its way.
 
         A client above its share gives way to one within its own. If callers that wait hold all the
         memory that is needed, they wait for each other: the newest one is refused.
         """
-        own = waiter.share
+        budget, own = self._budget, waiter.share
         if own is not None and not waiter.is_blocked_by_share:
-            for each in self._moving:  # the one that has been on its way for longest comes first
+            for each in self._watched:  # the one that has been on its way for longest comes first
                 share = each.share
-                if share is not own and share is not None and share.used > self.share_limit:
+                if share is not own and share is not None and share.used > budget.share_limit:
                     each.give_way()
                     return
-        if self.limit - self._held_waiting < waiter.size:
-            holders = [each for each in reversed(self.waiters()) if each.held]
-            super()._expire(max(holders, key=lambda each: each.since, default=waiter))
-
-    def _unblock_responses(self, now: float) -> None:
-        """Refuse the newest response that waits, if none got memory for a while.
-
-        Each may hold what another one needs: its request, and a part of it that has arrived.
-        """
-        if self._responses:
-            since = max(self._response_at, self._responses[0].since)
-            if now - since >= _RESPONSES_PATIENCE_S:
-                self._response_at = now
-                self._end_response(self._responses[-1], False)
+        holders = [each for each in reversed(budget.waiters()) if each.held]
+        if budget.limit - sum(each.held for each in holders) < waiter.size:
+            budget.refuse(max(holders, key=lambda each: each.since, default=waiter))
 
 
 def _take(budget: Limiter, size: int, share: Share | None, most: int) -> bool:

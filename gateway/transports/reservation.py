@@ -149,7 +149,7 @@ class Reservation:
             return 0
         if total is None:
             return max(STEP_BYTES, 2 * size) - size
-        return min(total, max(self._budget.step_bytes, 2 * size)) - size
+        return min(total, max(self._budget.buffers.step_bytes, 2 * size)) - size
 
     def watch_progress(
         self,
@@ -168,13 +168,13 @@ class Reservation:
         self._position = position
         self._give_way = give_way
         self._moved = -1
-        self._budget.watch(self)
+        self._budget.messages.watch(self)
 
     def stop_watching(self) -> None:
         """Stop checking the progress: the message is complete."""
         if self._position is not None:
             self._position = self._give_way = None
-            self._budget.unwatch(self)
+            self._budget.messages.unwatch(self)
 
     def stalled_s(self, now: float) -> float:
         """Return for how many seconds there was no progress, as of the last check."""
@@ -207,8 +207,8 @@ class Reservation:
         return self._budget.pool(size)
 
     def allocated(self, size: int) -> None:
-        """As `MemoryBudget.allocated`."""
-        self._budget.allocated(size)
+        """As `Buffers.allocated`."""
+        self._budget.buffers.allocated(size)
 
     def detach(self, size: int) -> int:
         """Return *size*, bytes of this reservation that the caller must release from now on."""
@@ -236,12 +236,12 @@ class ResponseReservation(Reservation):
 
     def try_grow(self, size: int) -> bool:
         """Reserve *size* bytes more, although requests wait, if they are free; return success."""
-        found = self._budget.try_acquire_arrival(size, self.share)
+        found = self._budget.responses.try_acquire(size, self.share)
         self.size_bytes += size * found
         return found
 
     async def _acquire(self, size: int, timeout_s: float | None) -> None:
-        await self._budget.acquire_response(size, self.share, self.size_bytes, timeout_s)
+        await self._budget.responses.acquire(size, self.share, self.size_bytes, timeout_s)
 
 
 class BuildReservation(Reservation):

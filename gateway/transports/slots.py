@@ -33,7 +33,7 @@ _REQUESTS_PER_CLIENT: Final = 64
 
 def requests_in_flight(limits: ServerLimits, budget: MemoryBudget) -> int:
     """Return how many requests of a listener may be in flight."""
-    return limits.requests_in_flight or budget.calls
+    return limits.requests_in_flight or budget.limit // budget.call_bytes
 
 
 def requests_per_client(limits: ServerLimits) -> int:
@@ -113,19 +113,13 @@ class ConcurrencyLimiter(Limiter):
         await queue.acquire(
             self,
             share,
-            full=self._full,
+            # Those that get a slot in the next turns of the loop count as in flight.
+            full=lambda: self._overloaded(f"{max(0, self.used + self.queued - self.limit)} wait"),
             too_long=lambda: self._overloaded(f"none ended within {timeout_s:g} s"),
-            too_late=self._too_late,
-        )
-
-    def _full(self) -> Overloaded:
-        # Those that get a slot in the next turns of the loop count as in flight.
-        waiting = self.used + self.queued - min(self.limit, self.used + self.queued)
-        return self._overloaded(f"{waiting} wait")
-
-    def _too_late(self) -> DeadlineExceeded:
-        return DeadlineExceeded(
-            f"deadline exceeded in a queue: {self._situation()} ({self._keys})", limit=self._name
+            too_late=lambda: DeadlineExceeded(
+                f"deadline exceeded in a queue: {self._situation()} ({self._keys})",
+                limit=self._name,
+            ),
         )
 
     def _situation(self) -> str:

@@ -181,7 +181,7 @@ async def near(
     finally:
         await server.stop()
         await client.close()
-        await eventually(lambda: not budget.used_bytes)
+        await eventually(lambda: not budget.used)
 
 
 def request(

@@ -268,4 +268,4 @@ async def serving(
         yield Running(server, budget, refused)
     finally:
         await server.stop()
-    assert budget.used_bytes == 0
+    assert budget.used == 0

@@ -47,7 +47,7 @@ class Counting:
     def authenticate(self, credentials: Credentials, /) -> Any:
         assert self.gateway is not None
         self.requests.append(credentials)
-        self.held.append(self.gateway._budget.used_bytes)
+        self.held.append(self.gateway._budget.used)
         if self.waits:
             return self._later()
         return self._found()
@@ -112,7 +112,7 @@ async def test_each_http_request_is_authenticated_once(
             reply = await exchange(gateway.addresses["main.http"], path, method=method, body=body)
             assert (name, case, len(counting.requests), counting.held) == (name, case, 1, [0])
             assert (name, case, reply.status == 401) == (name, case, counting.refuses)
-            assert gateway._budget.used_bytes == 0
+            assert gateway._budget.used == 0
 
 
 GRPC_CALLS = {

@@ -69,7 +69,7 @@ async def test_slow_upstream_pauses_the_client() -> None:
         sending = asyncio.ensure_future(raw.send(head + body))
         await eventually(lambda: bool(far.seen))
         unsent = await stable(raw.writer.transport.get_write_buffer_size)
-        used_bytes = gateway.budget.used_bytes
+        used_bytes = gateway.budget.used
         far.reads.set()
         await sending
         response = await response_of(raw)
@@ -296,7 +296,7 @@ async def test_disabled_cut_through_buffers_the_body() -> None:
         raw = await gateway.connect()
         head, body = request(("a", "UINT8", os.urandom(MIB)))
         await raw.send(head + body[:-1])
-        await eventually(lambda: gateway.budget.used_bytes > MIB)
+        await eventually(lambda: gateway.budget.used > MIB)
         other = await gateway.connect()
         await other.send(b"".join(request(("a", "UINT8", b"x"))))
         assert 200 == (await response_of(other)).status
@@ -339,9 +339,9 @@ async def test_client_disconnect_leaves_the_grpc_upstream_usable() -> None:
         raw = await gateway.connect()
         head, body = request(("a", "UINT8", os.urandom(2 * MIB)))
         await raw.send(head + body[:MIB])
-        await eventually(lambda: gateway.budget.used_bytes > 0)
+        await eventually(lambda: gateway.budget.used > 0)
         raw.writer.transport.abort()
-        await eventually(lambda: gateway.budget.used_bytes == 0)
+        await eventually(lambda: gateway.budget.used == 0)
         again = await gateway.connect()
         await again.send(head + body)
         response = await response_of(again)

@@ -189,7 +189,7 @@ async def test_closed_windows_pause_the_client() -> None:
         sending = asyncio.ensure_future(raw.send(head + body))
         await eventually(lambda: far.received == 65_535)
         unsent = await stable(raw.writer.transport.get_write_buffer_size)
-        used_bytes = gateway.budget.used_bytes
+        used_bytes = gateway.budget.used
         before = far.received
         far.grant(64 * MIB)
         async with asyncio.timeout(45):

@@ -181,7 +181,7 @@ async def test_bytes_in_flight_are_limited_and_released() -> None:
         await first
     assert GrpcStatus.RESOURCE_EXHAUSTED is second.status
     assert f"{LIMIT} of {LIMIT} bytes are in use" in second.details
-    assert 0 == budget.used_bytes
+    assert 0 == budget.used
 
 
 async def test_client_limits_its_own_calls() -> None:

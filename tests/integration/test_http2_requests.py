@@ -160,7 +160,7 @@ async def test_client_disconnect_cancels_all_requests() -> None:
             await slow.started.wait()
             client.begin("POST", "/v2", [("content-length", "1000000")])
         await slow.end.wait()
-        await eventually(lambda: running.budget.used_bytes == 0)
+        await eventually(lambda: running.budget.used == 0)
 
 
 @pytest.mark.parametrize("sized", [True, False], ids=["with_length", "without_length"])
@@ -216,7 +216,7 @@ async def test_slow_reader_gets_the_whole_response() -> None:
             client.acknowledge(number, len(response.body) - size)
             size = len(response.body)
         assert MIB == len(response.body)
-        await eventually(lambda: running.budget.used_bytes == 0)
+        await eventually(lambda: running.budget.used == 0)
 
 
 async def test_compressed_body_is_decoded() -> None:

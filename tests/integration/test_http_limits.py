@@ -205,7 +205,7 @@ async def test_slow_body_is_408(limits: dict[str, Any], limit: str) -> None:
     async with serving(Echo(), **limits) as running:
         data = await running.ask(post(b"x" * 5, length=100))
         assert [limit] == running.limits_hit
-        assert running.budget.used_bytes == 0
+        assert running.budget.used == 0
     assert [408] == parse(data)
 
 
@@ -258,7 +258,7 @@ async def test_body_over_the_memory_budget_is_503() -> None:
     async with serving(Slow(), budget_bytes=1000, queue_wait_s=0.1) as running:
         holder = await running.connect()
         await holder.send(post(b"x" * 900))
-        await eventually(lambda: running.budget.used_bytes >= 900)
+        await eventually(lambda: running.budget.used >= 900)
         start = time.monotonic()
         got = await fetch(running, post(b"x" * 200))
         took = time.monotonic() - start
@@ -274,8 +274,8 @@ async def test_a_request_without_a_body_waits_for_memory_too() -> None:
     async with serving(slow, budget_bytes=1000, queue_wait_s=30.0) as running:
         holder = await running.connect()
         await holder.send(post(b"x" * 900))
-        await eventually(lambda: running.budget.used_bytes >= 900)
-        rest = 1000 - running.budget.used_bytes
+        await eventually(lambda: running.budget.used >= 900)
+        rest = 1000 - running.budget.used
         assert running.budget.try_acquire(rest)
         asking = asyncio.create_task(fetch(running, b"GET /v2/x HTTP/1.1\r\nHost: x\r\n\r\n"))
         await eventually(lambda: running.budget.queued == 1)
@@ -301,7 +301,7 @@ async def test_retry_after_is_sent_once() -> None:
     async with serving(Patient(), budget_bytes=1000, queue_wait_s=0.1) as running:
         holder = await running.connect()
         await holder.send(post(b"x" * 900))
-        await eventually(lambda: running.budget.used_bytes >= 900)
+        await eventually(lambda: running.budget.used >= 900)
         got = await fetch(running, post(b"x" * 200))
         await holder.close()
     assert ["1"] == [value for name, value in got.headers.pairs if name.lower() == "retry-after"]
@@ -394,8 +394,8 @@ async def test_unread_response_is_cut() -> None:
     async with serving(Echo(), write_idle_timeout_s=0.3) as running:
         raw = await running.connect()
         await raw.send(post(body))
-        await eventually(lambda: running.budget.used_bytes > 0)
-        await eventually(lambda: running.budget.used_bytes == 0)
+        await eventually(lambda: running.budget.used > 0)
+        await eventually(lambda: running.budget.used == 0)
         assert running.limits_hit == ["write_idle_timeout_s"]
         await raw.close()
 

@@ -459,7 +459,7 @@ async def test_disconnect_within_a_body_releases_its_memory() -> None:
     async with serving(echo) as running:
         raw = await running.connect()
         await raw.send(post(b"x" * 10, length=1000))
-        await eventually(lambda: running.budget.used_bytes == 1000)
+        await eventually(lambda: running.budget.used == 1000)
         await raw.close()
-        await eventually(lambda: running.budget.used_bytes == 0)
+        await eventually(lambda: running.budget.used == 0)
     assert echo.seen == []

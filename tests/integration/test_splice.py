@@ -246,7 +246,7 @@ async def test_client_disconnect_is_noticed_while_the_upstream_is_full() -> None
             assert PIPE_BYTES >= seen.piped - seen.passed > 0
             raw.writer.transport.abort()
             await asyncio.gather(sending, return_exceptions=True)
-            await eventually(lambda: not gateway.budget.used_bytes)
+            await eventually(lambda: not gateway.budget.used)
             far.reads.set()
             async with asyncio.timeout(20):
                 await far.seen[0].end.wait()

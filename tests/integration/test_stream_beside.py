@@ -150,7 +150,7 @@ async def both(
         yield Port(server, count, refused)
     finally:
         await server.stop()
-    assert (0, 0) == (budget.used_bytes, count.total)
+    assert (0, 0) == (budget.used, count.total)
 
 
 @pytest.fixture(params=["tcp", "unix"])

@@ -221,7 +221,7 @@ def test_a_connection_of_frames_moves_by_the_rows_of_its_table(
     monkeypatch.setattr(
         StreamConnection,
         "_state",
-        WatchedState(StreamConnection, "_state", found, [stream.OPEN]),
+        WatchedState(StreamConnection, "state", found, [stream.OPEN]),
         raising=False,
     )
     walk(_walk_frames, 800)
@@ -266,7 +266,7 @@ async def _walk_frames(drawn: random.Random) -> None:
         ],
         drawn.choice((3, 6, 12)),
     )
-    assert (0, 0, 0) == (slots.used, budget.used_bytes, count.total)
+    assert (0, 0, 0) == (slots.used, budget.used, count.total)
     assert not listener.connections
     await assert_nothing_left()
 
@@ -327,7 +327,7 @@ async def _walk_native(drawn: random.Random) -> None:
         _unless(lambda: peer.get_protocol() is connection, _http_actions(peer, connection, drawn)),
         drawn.choice((3, 6, 12)),
     )
-    assert (0, 0, 0) == (listener.slots.used, budget.used_bytes, count.total)
+    assert (0, 0, 0) == (listener.slots.used, budget.used, count.total)
     assert not protocol.connections
     await assert_nothing_left()
 
@@ -452,7 +452,7 @@ async def _walk_grpc(drawn: random.Random) -> None:
         drawn.choice((5, 10, 20)),
     )
     wheel.close()
-    assert (0, 0, 0) == (admission.slots.used, budget.used_bytes, admission.calls)
+    assert (0, 0, 0) == (admission.slots.used, budget.used, admission.calls)
     assert (0, set(), set()) == (found.count.total, found.members, found.active)
     await assert_nothing_left()
 

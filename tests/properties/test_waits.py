@@ -261,7 +261,7 @@ async def play(streams: list[Stream]) -> list[int]:
     places = world.upstream, admission.slots, *world.places.values()
     assert [0] * len(places) == [each.used for each in places]
     assert not world.instances.running
-    assert not budget.used_bytes
+    assert not budget.used
     return counts
 
 

@@ -21,7 +21,7 @@ from structlog.testing import capture_logs
 
 from gateway.ir.errors import GatewayError
 from gateway.transports.contract import GrpcFrontend, HttpFrontend, StreamFrontend
-from gateway.transports.memory_budget import MemoryBudget
+from gateway.transports.memory_budget import MessagesOnTheirWay
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus
 from gateway.wire.http import HttpRequest, HttpResponse
 from gateway.wire.stream import Frame
@@ -271,7 +271,7 @@ async def assert_nothing_left() -> None:
     timers = [
         each
         for each in loop._scheduled  # there is no other way to them
-        if not each.cancelled() and not isinstance(each._callback.__self__, MemoryBudget)
+        if not each.cancelled() and not isinstance(each._callback.__self__, MessagesOnTheirWay)
     ]
     assert not tasks, f"tasks go on: {tasks}"
     assert not timers, f"timers run: {timers}"

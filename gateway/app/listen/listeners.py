@@ -26,10 +26,10 @@ from gateway.config.load import LoadedConfig
 from gateway.config.models import ListenerConfig, PassthroughConfig, StreamConfig
 from gateway.config.tls import server_files
 from gateway.frontend import passthrough
-from gateway.frontend.frontend import CheckInference, Frontend
+from gateway.frontend.call_reader import CheckInference
+from gateway.frontend.frontend import Frontend
 from gateway.frontend.load_report import Load, LoadReportingFrontend
 from gateway.frontend.passthrough import ObservedPassthrough, check_json_body
-from gateway.frontend.tapped import TappedFrontend
 from gateway.ir.context import Client, ModelRef
 from gateway.ir.errors import Unauthenticated
 from gateway.ir.identity import ANONYMOUS
@@ -186,11 +186,7 @@ class BuiltListener:
         """
         options = {**self.rejections.reports(codec.name, codec), **request_ids}
         service = self._service_of(spec, codec)
-        built: Frontend[Any, Any] = (
-            Frontend(codec, service, **options)
-            if self._tap is None
-            else TappedFrontend(codec, service, self._tap, **options)
-        )
+        built: Frontend[Any, Any] = Frontend(codec, service, tap=self._tap, **options)
         attach = request_ids.get("attach_request_id")
         self._connect_frontend(built, spec, codec, attach)
         self._frontends.append((spec, codec, built, attach))

@@ -143,7 +143,7 @@ class Gateway:
         config = loaded.config
         self._call_log = CallLog()
         self._configure_call_log(loaded)
-        self._trimmer = MemoryTrimmer(lambda: not self._budget.used_bytes)
+        self._trimmer = MemoryTrimmer(lambda: not self._budget.used)
         self._budget = MemoryBudget(
             memory_budget(config, self._slot),
             config.in_flight_bytes_per_address,
@@ -188,7 +188,7 @@ class Gateway:
         self._totals = None if counts is None else TritonNames()
         # What the listeners call: the entries of the graph, except after a reload.
         self._entries = self._graph.entries
-        self.metrics.watch(names.IN_FLIGHT_BYTES, lambda: self._budget.used_bytes)
+        self.metrics.watch(names.IN_FLIGHT_BYTES, lambda: self._budget.used)
         self.metrics.watch(names.IN_FLIGHT_BYTES_LIMIT, lambda: self._budget.limit)
         self.metrics.watch_config(lambda: {"sha256": self._graph.loaded.sha256})
         self._loop_lag = LoopLag(self._measure_load)
@@ -275,7 +275,7 @@ class Gateway:
             "listeners": self.addresses,
             **await self._graph.status(),
             "limits": {
-                "in_flight_bytes": self._budget.used_bytes,
+                "in_flight_bytes": self._budget.used,
                 "in_flight_bytes_limit": self._budget.limit,
                 **gauge_entries(self.metrics.gauges),
             },

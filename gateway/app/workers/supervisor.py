@@ -42,7 +42,13 @@ from gateway.processes.signals import StopSignal, on_reopen, start_reaping
 from gateway.processes.worker_process import WorkerProcess, describe_exit, launch
 from gateway.processes.worker_slot import WorkerSlot
 from gateway.telemetry import names
-from gateway.telemetry.aggregation import MetricsAggregator, family_of, snapshot, total_of
+from gateway.telemetry.aggregation import (
+    MetricsAggregator,
+    Snapshot,
+    family_of,
+    snapshot,
+    total_of,
+)
 from gateway.telemetry.exposition import write_page
 from gateway.telemetry.log import logs
 from gateway.telemetry.log.lost_lines import LostLines
@@ -58,7 +64,7 @@ _PAUSE: Final = 20.0
 _GRACE_S: Final = 10.0
 
 
-class Supervisor(Collector):
+class Supervisor:
     """Runs a fixed number of workers.
 
     Args:
@@ -72,6 +78,7 @@ class Supervisor(Collector):
     Attributes:
         leading: The parts of extensions in this process; None for none.
         shared: What several extensions use in this process.
+        metrics: The metrics of all workers and of this process.
     """
 
     def __init__(
@@ -96,12 +103,7 @@ class Supervisor(Collector):
         self._workers: dict[int, WorkerProcess] = {}
         self._serving: dict[int, ReplyWatch] = {}
         self._restarts: dict[int, int] = dict.fromkeys(range(1, count + 1), 0)
-        # Requests of the earlier processes of each worker.
-        self._past_requests: dict[int, float] = dict.fromkeys(range(1, count + 1), 0.0)
-        self._totals = MetricsAggregator()
-        self._own: list[Collector] = [self, LostLines({"stderr": logs.lost_lines})]
-        self._updates: dict[bool, asyncio.Task[None]] = {}
-        self._updating = asyncio.Lock()
+        self.metrics = WorkerMetrics(self._workers, self._restarts, self._replying)
         self._is_started = False
         self._stopping = asyncio.Event()
         self._failed = asyncio.Event()
@@ -332,13 +334,10 @@ class Supervisor(Collector):
         # SIGTERM may kill a worker before it handles signals; then no call is in flight.
         killed_early = status == -signal.SIGTERM and slot.number not in self._serving
         self._serving.pop(slot.number, None)
-        self._past_requests[slot.number] = self._request_count(slot.number)
         metrics = worker.metrics
         if self.leading is not None:
             metrics = self.leading.on_process_ended(metrics)
-        self._totals.update(worker, metrics, worker.counts)
-        del self._workers[slot.number]  # so that no page adds it again meanwhile
-        await self._totals.process_ended(worker)
+        await self.metrics.process_ended(slot.number, metrics)
         if self._stopping.is_set() and status != 0 and not killed_early:
             log.error("worker failed to stop", worker=slot.number, ended=describe_exit(status))
             self._status = 1
@@ -360,7 +359,7 @@ class Supervisor(Collector):
         wait_s = POLL_S
         while not await is_set_within(self._stopping, wait_s):
             began = self._clock()
-            await self._update_metrics(asks=False)
+            await self.metrics.update(asks=False)
             wait_s = max(POLL_S, (self._clock() - began) * _PAUSE)
 
     async def _wait_all(self, timeout_s: float) -> None:
@@ -391,10 +390,6 @@ class Supervisor(Collector):
             *(worker.exchange(part, document, timeout_s) for worker in workers)
         )
         return {str(worker.pid): report for worker, report in zip(workers, found, strict=True)}
-
-    def publish(self, metrics: Collector) -> None:
-        """Add metrics of this process to the metrics page."""
-        self._own.append(metrics)
 
     async def ready(self) -> bool:
         """Return whether any worker is ready, once all of them have started.
@@ -462,7 +457,41 @@ class Supervisor(Collector):
 
     async def families(self) -> Iterable[Metric]:
         """Return the metrics of all workers and of this process, in pieces."""
-        await self._update_metrics(asks=True)
+        return await self.metrics.families()
+
+
+class WorkerMetrics(Collector):
+    """The metrics of all workers, those that have exited included, and of this process.
+
+    Args:
+        workers: The worker processes, by number.
+        restarts: How often each worker was restarted, by number.
+        replying: Returns the numbers of the workers that serve and reply.
+    """
+
+    def __init__(
+        self,
+        workers: dict[int, WorkerProcess],
+        restarts: Mapping[int, int],
+        replying: Callable[[], list[int]],
+    ) -> None:
+        self._workers = workers
+        self._restarts = restarts
+        self._replying = replying
+        # Requests of the earlier processes of each worker.
+        self._past_requests = dict.fromkeys(restarts, 0.0)
+        self._totals = MetricsAggregator()
+        self._own: list[Collector] = [self, LostLines({"stderr": logs.lost_lines})]
+        self._updates: dict[bool, asyncio.Task[None]] = {}
+        self._updating = asyncio.Lock()
+
+    def publish(self, metrics: Collector) -> None:
+        """Add metrics of this process."""
+        self._own.append(metrics)
+
+    async def families(self) -> Iterable[Metric]:
+        """Return the metrics of all workers and of this process, in pieces."""
+        await self.update(asks=True)
         for worker in self._workers.values():
             self._totals.update(worker, worker.metrics, worker.counts)
         # Workers may have a family of this process, too, such as that of the certificates.
@@ -472,7 +501,7 @@ class Supervisor(Collector):
     def collect(self) -> Iterable[Metric]:
         """Yield the metrics of the workers as processes."""
         serving = self._replying()
-        up = {str(slot.number): float(slot.number in serving) for slot in self._slots}
+        up = {str(number): float(number in serving) for number in self._restarts}
         yield family_of(names.WORKER_UP, up)
         restarts = {str(number): float(count) for number, count in self._restarts.items()}
         yield family_of(names.WORKER_RESTARTS, restarts)
@@ -484,7 +513,14 @@ class Supervisor(Collector):
         current = 0.0 if worker is None else total_of(worker.metrics, names.REQUESTS)
         return self._past_requests[number] + current
 
-    async def _update_metrics(self, *, asks: bool) -> None:
+    async def process_ended(self, number: int, metrics: Snapshot) -> None:
+        """Forget the process of a worker, which has left *metrics*, and keep its counts."""
+        self._past_requests[number] = self._request_count(number)
+        worker = self._workers.pop(number)  # so that no page adds it again meanwhile
+        self._totals.update(worker, metrics, worker.counts)
+        await self._totals.process_ended(worker)
+
+    async def update(self, *, asks: bool) -> None:
         """Ask all workers for their metrics; those who come before it begins share a turn.
 
         Args:
@@ -555,7 +591,7 @@ async def _run(
         restart_policy=restart_policy,
     )
     supervisor.leading = leading = LeadingParts.of(supervisor)
-    supervisor.publish(leading)
+    supervisor.metrics.publish(leading)
     manager = ServiceManager()
     stop = StopSignal(is_final=True, kill=supervisor.kill)
     reaping = start_reaping()
@@ -564,7 +600,7 @@ async def _run(
     except REASONS as error:
         raise StartError(f"admin: {reason_of(error)}") from error
     certificates = Certificates(lambda: () if tls is None else (tls,))
-    supervisor.publish(certificates)
+    supervisor.metrics.publish(certificates)
 
     async def apply(loaded: LoadedConfig, drained: AbstractSet[str]) -> Changes:
         return await certificates.renewed(await supervisor.reload(loaded, drained))
@@ -573,7 +609,7 @@ async def _run(
     reloader.handle_signal()
     pages: dict[str, PagesServer] = {}
     on_reopen(partial(_reopen_logs, supervisor, pages))
-    supervisor.publish(reloader.metrics)
+    supervisor.metrics.publish(reloader.metrics)
     try:
         export = open_export(loaded.config.telemetry.otlp, traces=False)
         if export is not None:

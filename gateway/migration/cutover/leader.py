@@ -10,24 +10,17 @@ import structlog
 from gateway.api.extension import Reports
 from gateway.api.start_error import reason_of
 from gateway.concurrency.own_thread import on_own_thread
+from gateway.migration.cutover.evidence_reader import EvidenceReader
 from gateway.migration.cutover.files import PendingRollback, StateConflict, UnusableState
 from gateway.migration.cutover.interfaces import (
-    ArrivedEvidence,
     EvidenceKeeper,
     ReplicaReports,
     StateStore,
 )
 from gateway.migration.cutover.reported import (
-    counts_of,
-    guard_verdicts,
-    merged_verdicts,
-    models_text,
-    most_frequent,
     reasons_of,
     replies_of,
-    shared_evidence,
 )
-from gateway.migration.cutover.shifts import tripped_guard
 from gateway.migration.cutover.states import IDLE_PHASES, Phase
 from gateway.migration.cutover.steps import (
     COMMANDS,
@@ -50,11 +43,6 @@ from gateway.migration.cutover.steps import (
 from gateway.migration.evidence.verdicts import GuardVerdict, Standing
 
 log = structlog.get_logger(__name__)
-
-# Evidence comes once a second.
-_CURRENT_S: Final = 5.0
-
-_RESET_S: Final = 5.0
 
 # Counts that change nothing else are written this often.
 _SAVE_S: Final = 5.0
@@ -98,17 +86,13 @@ class LeaderCutover:
         self.plan = plan
         self.trips: dict[str, int] = {}
         self._files = files
-        self._keeper = keeper
         self._clock = clock
         self._monotonic = monotonic
         self._replicas = replicas
         self._pending = pending
         self._lock = asyncio.Lock()
         self._evidence = CutoverEvidence(is_current=False)
-        self._counts: dict[str, tuple[int, ...]] = {}
-        self._compared = (0, 0)
-        self._compared_total = 0
-        self._reset_at_s = -_RESET_S
+        self._reader = EvidenceReader(plan, keeper, monotonic)
         self._saved_at_s = monotonic()
         self._refused_epoch = -1
         self._is_over = False
@@ -138,9 +122,7 @@ class LeaderCutover:
 
     def resume_comparisons(self) -> None:
         """Let the guards of the comparisons continue where they were before the restart."""
-        keeper = self._keeper()
-        if keeper is not None and self.state.comparisons:
-            keeper.resume_evidence(self.plan.migration, self.state.comparisons)
+        self._reader.resume(self.state)
 
     async def evaluate(self, reports: Reports) -> None:
         """Decide by what the serving processes report, if this process leads.
@@ -151,7 +133,7 @@ class LeaderCutover:
             if self._is_over:
                 return
             shared = await on_own_thread(self._follow)
-            self._evidence = evidence = self._read(reports, shared)
+            self._evidence = evidence = self._reader.read(self.state, reports, shared)
             if self._replicas is not None:
                 await on_own_thread(self._tell, reports)
             await self._pass_on_rollback(shared)
@@ -225,7 +207,7 @@ class LeaderCutover:
         plan, state = self.plan, self.state_here
         missing = missing_conditions(plan, state, self._evidence)
         found = answered(state) if state.step else state.compared
-        arrived = self._arrived()
+        arrived = self._reader.arrived()
         return {
             "migration": plan.migration,
             "new": plan.new,
@@ -367,7 +349,7 @@ class LeaderCutover:
                 for process, found in reports.items()
                 if found is not None and name in found
             },
-            "compared": self._compared_total,
+            "compared": self._reader.compared,
             "rolled_back": self._rolled_back,
             "is_current": self._evidence.is_current,
             "guards": [each.document() for each in self._evidence.guards],
@@ -484,91 +466,6 @@ class LeaderCutover:
     def _log_unkept(self, error: OSError) -> None:
         name = self.plan.migration
         log.warning("cutover rollback not kept", migration=name, reason=reason_of(error))
-
-    def _read(self, reports: Reports, shared: Mapping[str, Mapping[str, Any]]) -> CutoverEvidence:
-        """Return what happened since the last time, with what other gateways report."""
-        name, state = self.plan.migration, self.state
-        found = {
-            process: None if report is None else report.get(name)
-            for process, report in reports.items()
-        }
-        for replica, document in shared.items():
-            for process, report in document["reports"].items():
-                found[f"{replica}/{process}"] = report
-        calls, failures, unanswered, tripped, is_applied = 0, 0, 0, None, True
-        for process, report in found.items():
-            if report is None or report["epoch"] < state.epoch:
-                is_applied = False
-            if report is not None:
-                more = self._more(process, counts_of(report), is_own=process in reports)
-                calls, failures = calls + more[0], failures + more[1]
-                unanswered += more[2]
-                tripped = tripped or tripped_guard(report, state.attempt)
-        own = self._compared_since()
-        self._compared_total += own.compared
-        evidence = [own, *(shared_evidence(each) for each in shared.values())]
-        compared = own.compared
-        for replica, document in shared.items():
-            found[replica] = None
-            compared += self._more(replica, (document["compared"],), is_own=False)[0]
-        self._counts = {key: counts for key, counts in self._counts.items() if key in found}
-        return CutoverEvidence(
-            calls=calls,
-            failures=failures,
-            unanswered=unanswered,
-            compared=compared,
-            guards=tuple(merged_verdicts([each.guards for each in evidence if each.is_current])),
-            is_current=all(each.is_current for each in evidence),
-            tripped=tripped,
-            models=own.models,
-            comparisons=own.comparisons,
-            is_applied=is_applied,
-            why=own.why,
-        )
-
-    def _more(self, source: str, counts: tuple[int, ...], *, is_own: bool) -> tuple[int, ...]:
-        """Return how much the counts of a source have grown since the last time.
-
-        Another gateway may have counted before this one led; its first counts are no growth.
-        """
-        before = self._counts.get(source, (0,) * len(counts) if is_own else counts)
-        self._counts[source] = counts
-        return tuple(max(0, now - then) for now, then in zip(counts, before, strict=True))
-
-    def _arrived(self) -> ArrivedEvidence | None:
-        """Return the latest evidence of this gateway; None if nothing compares replies."""
-        keeper = self._keeper()
-        return None if keeper is None else keeper.evidence.get(self.plan.migration)
-
-    def _compared_since(self) -> CutoverEvidence:
-        """Return what the comparisons of this gateway show."""
-        nothing = CutoverEvidence(is_current=False)
-        arrived = self._arrived()
-        if arrived is None:
-            return nothing
-        document, now = arrived.document, self._monotonic()
-        since_us = int(document["since_us"])
-        compared = int(document.get("replies_compared", document["compared"]))
-        if since_us / 1e6 < self.state.evidence_from_s:
-            self._reset(now)
-            return nothing
-        before = self._compared[1] if self._compared[0] == since_us else 0
-        before = before if before <= compared else 0  # another process goes on
-        self._compared = since_us, compared
-        return CutoverEvidence(
-            compared=max(0, compared - before),
-            guards=tuple(guard_verdicts(document["guards"])),
-            is_current=now - arrived.at_s <= _CURRENT_S,
-            models=models_text(document),
-            comparisons=document.get("resume"),
-            why=most_frequent(reasons_of(document)),
-        )
-
-    def _reset(self, now: float) -> None:
-        keeper = self._keeper()
-        if keeper is not None and now - self._reset_at_s >= _RESET_S:
-            self._reset_at_s = now
-            keeper.reset_evidence(self.plan.migration)
 
 
 def _is_material(old: CutoverState, new: CutoverState) -> bool:

@@ -146,7 +146,7 @@ class HttpClient:
             reply = decode(response)
             return await reply if type(reply) is CoroutineType else reply
         except UpstreamProtocolError:
-            connection.mark_unusable()
+            connection.is_usable = False
             raise
         finally:
             self._end_exchange(connection, step)
@@ -230,7 +230,7 @@ class HttpClient:
             response = await self._plain(reader, deadline)
             return response if decode is None else await accepted(response, decode)
         except UpstreamProtocolError:
-            connection.mark_unusable()
+            connection.is_usable = False
             raise
         finally:
             self._put_back(connection)

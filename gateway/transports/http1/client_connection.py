@@ -38,6 +38,78 @@ UNSENT: Final = sys.maxsize
 """What is unread of a request of which nothing was sent, whatever its size is."""
 
 
+class BodyWriter:
+    """Sends the rest of the body of one request as it arrives.
+
+    Args:
+        connection: Sends it.
+        body: The rest of the body.
+    """
+
+    __slots__ = ("_body", "_connection", "_first", "_is_paused", "_late")
+
+    def __init__(self, connection: "Http1ClientConnection", body: StreamingBody) -> None:
+        self._connection = connection
+        self._body = body
+        self._first: list[Buffer] | None = None
+        self._late: list[Buffer] = []
+        self._is_paused = False
+
+    @property
+    def remaining_bytes(self) -> int:
+        """How many bytes of the body are not sent yet."""
+        return self._body.remaining_bytes
+
+    def begin(self, buffers: Sequence[Buffer]) -> list[Buffer]:
+        """Pipe the body from now on; return *buffers* with the bytes that are here already."""
+        self._first = first = [*buffers]
+        self._body.pipe_to(self)
+        self._first = None
+        return first
+
+    def write(self, piece: memoryview) -> None:
+        """Send the next piece.
+
+        A response that has arrived is read first: if the upstream has closed after it, the write
+        would fail, and the response would be lost.
+        """
+        if self._first is not None:
+            self._first.append(piece)
+        elif self._connection.is_usable:
+            transport = self._connection.transport
+            if not self._late and not has_unread(transport.get_extra_info("socket")):
+                transport.write(piece)
+                return
+            self._late.append(piece)
+            if len(self._late) == 1:
+                self._body.pause()
+                # The loop reads after the callbacks of its next turn, and before those after it.
+                loop = self._connection.loop
+                loop.call_soon(loop.call_soon, self._write_late)
+
+    def _write_late(self) -> None:
+        late, self._late = self._late, []
+        if late and self._connection.is_usable:
+            self._connection.transport.writelines(late)
+            if not self._is_paused:
+                self._body.resume()
+
+    def pause(self) -> None:
+        """Send nothing more until `resume`: the socket's send buffer is full."""
+        self._is_paused = True
+        self._body.pause()
+
+    def resume(self) -> None:
+        """Continue."""
+        self._is_paused = False
+        self._body.resume()
+
+    def detach(self) -> None:
+        """Send nothing more."""
+        self._late = []
+        self._body.detach()
+
+
 class Http1ClientConnection(asyncio.BufferedProtocol):
     """A connection of a pool.
 
@@ -65,10 +137,8 @@ class Http1ClientConnection(asyncio.BufferedProtocol):
     # The compiled methods find these at their offsets.
     __slots__ = (
         "_buffer",
-        "_first",
         "_growing",
         "_heads",
-        "_late",
         "_method",
         "_paused",
         "_peer",
@@ -105,9 +175,7 @@ class Http1ClientConnection(asyncio.BufferedProtocol):
         self._paused = 0
         self._pending = b""
         self._growing: asyncio.Task[None] | None = None
-        self._rest: StreamingBody | None = None
-        self._first: list[Buffer] | None = None
-        self._late: list[Buffer] = []
+        self._rest: BodyWriter | None = None
         self.transport: Any = None
         self.created_at = self.last_used_at = monotonic()
         self.uses = 0
@@ -234,10 +302,8 @@ class Http1ClientConnection(asyncio.BufferedProtocol):
             self._peer, method, streamed=streamed, heads=self._heads
         )
         if rest is not None:
-            self._rest = rest
-            self._first = [*buffers]  # bytes that are here already are sent with the head
-            rest.pipe_to(self)
-            buffers, self._first = self._first, None
+            self._rest = BodyWriter(self, rest)
+            buffers = self._rest.begin(buffers)
         self.transport.writelines(buffers)
         if self.transport.is_closing():
             self.note_unsent()
@@ -264,44 +330,10 @@ class Http1ClientConnection(asyncio.BufferedProtocol):
         """Note that the write of a request has failed at once, so that nothing of it was sent."""
         self.unread_bytes = UNSENT
 
-    def write(self, piece: memoryview) -> None:
-        """Send the next piece of the streaming body.
-
-        A response that has arrived is read first: if the upstream has closed after it, the write
-        would fail, and the response would be lost.
-        """
-        if self._first is not None:
-            self._first.append(piece)
-        elif self.is_usable:
-            if self._late or has_unread(self._socket):
-                self._write_later(piece)
-            else:
-                self.transport.write(piece)
-
-    def _write_later(self, piece: memoryview) -> None:
-        self._late.append(piece)
-        if len(self._late) == 1:
-            assert self._rest is not None  # noqa: S101  # it writes
-            self._rest.pause()
-            # The loop reads after the callbacks of its next turn, and so before those after it.
-            self.loop.call_soon(self.loop.call_soon, self._write_late, self._rest)
-
-    def _write_late(self, rest: StreamingBody) -> None:
-        late, self._late = self._late, []
-        if rest is not self._rest or not self.is_usable:
-            return
-        self.transport.writelines(late)
-        if not self._paused & _WRITING:
-            rest.resume()
-
     def on_timeout(self) -> None:
         """Fail the exchange: its deadline has passed."""
         if self.is_awaiting:
             self._fail(self._peer.late())
-
-    def mark_unusable(self) -> None:
-        """Stop using the connection: its last response does not belong to the request."""
-        self.is_usable = False
 
     def release(self) -> bool:
         """End the exchange; return whether the connection may be used again.

@@ -125,6 +125,69 @@ class Http1ServerProtocol:
         return refusal
 
 
+class RequestQueue:
+    """The requests of one connection that have arrived, in the order of their responses.
+
+    Args:
+        loop: The event loop.
+
+    Attributes:
+        waiting: Those whose exchanges have not begun, and the error that ends the connection.
+        current: The one whose exchange is in progress.
+    """
+
+    __slots__ = ("_loop", "_timer", "_waiter", "current", "waiting")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._timer: asyncio.TimerHandle | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self.waiting: list[BufferedRequest | HttpError] = []  # short, and smaller than a deque
+        self.current: BufferedRequest | None = None
+
+    @property
+    def in_flight(self) -> int:
+        """The number of requests without a complete response."""
+        return len(self.waiting) + (self.current is not None)
+
+    def add(self, request: BufferedRequest | HttpError) -> None:
+        """Add a request whose exchange may begin, or the error that ends the connection."""
+        self.waiting.append(request)
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def hold(self, request: BufferedRequest) -> None:
+        """Add a request whose exchange begins when its body has arrived, or has taken long."""
+        self.waiting.append(request)
+        self._timer = self._loop.call_later(_BODY_S, self.begin)
+
+    def begin(self) -> None:
+        """End the wait for the next request, if there is one."""
+        self._stop_timer()
+        waiter = self._waiter
+        if self.waiting and waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def arrival(self) -> asyncio.Future[None]:
+        """Return a future that is done when the next exchange may begin."""
+        self._waiter = self._loop.create_future()
+        return self._waiter
+
+    def drop(self) -> None:
+        """Drop the requests that will not be handled."""
+        self._stop_timer()
+        for request in self.waiting:
+            if isinstance(request, BufferedRequest) and request.reservation is not None:
+                request.reservation.close()
+        self.waiting.clear()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
 class Http1ServerConnection(WritePause, asyncio.BufferedProtocol):
     """A connection of a server: reads requests, and is the `HttpConnection` of their exchanges.
 
@@ -139,19 +202,15 @@ class Http1ServerConnection(WritePause, asyncio.BufferedProtocol):
         self._loop = loop
         self._limits = limits
         self._heads = HeadReader(limits, server.head_cache)
-        self._queue: list[BufferedRequest | HttpError] = []  # short, and smaller than a deque
-        self._current: BufferedRequest | None = None
+        self._requests = RequestQueue(loop)
         self._reading: ReceivingRequest | None = None
         self._unparsed = b""
         self._is_paused = self._is_direct = False
-        self._body_timer: asyncio.TimerHandle | None = None
         self._input: InputState = READING if server.http2 is None else UNDECIDED
         self._successor: asyncio.Protocol | None = None
-        self._waiter: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
         self._head_timer = RestartableTimer(loop, limits.header_timeout_s, self._head_timed_out)
-        self._idle_timer: asyncio.TimerHandle | None = None
-        self._idle_since = 0.0
+        self._idle_timer = RestartableTimer(loop, limits.keepalive_s, self._close_idle)
         self._half_close_monitor: HalfCloseMonitor | None = None
         self._address: str | None = None
         self.transport: Any = None
@@ -165,17 +224,18 @@ class Http1ServerConnection(WritePause, asyncio.BufferedProtocol):
     @property
     def in_flight(self) -> int:
         """The number of requests without a complete response."""
-        return len(self._queue) + (self._current is not None)
+        return self._requests.in_flight
 
     @property
     def request_version(self) -> Version | None:
         """The HTTP version of the request in progress; None without one."""
-        return None if self._current is None else self._current.version
+        current = self._requests.current
+        return None if current is None else current.version
 
     @property
     def must_close(self) -> bool:
         """Whether the current response is the last."""
-        return self.state is not OPEN and not self._queue
+        return self.state is not OPEN and not self._requests.waiting
 
     def _move(self, event: HttpConnectionEvent) -> None:
         self.state = TRANSITIONS.get((self.state, event), self.state)
@@ -220,10 +280,9 @@ class Http1ServerConnection(WritePause, asyncio.BufferedProtocol):
         self.transport = None
         self._move(HttpConnectionEvent.LOSE)
         self._move_input(states.InputEvent.LOSE)
-        self._forget()
-        self._stop_idle_timer()
+        self._requests.drop()
+        self._idle_timer.close()
         self.resume_writing()
-        self._stop_body_timer()
         if self._reading is not None:
             self._reading.fail(ConnectionResetError("the client has left"))
         # What holds this connection, a body under way too, would else stay until a collection.
@@ -271,7 +330,9 @@ class Http1ServerConnection(WritePause, asyncio.BufferedProtocol):
 
         Otherwise nothing is done.
         """
-        if self._reading is not None or self._unparsed or self._queue or self._input is not READING:
+        if self._reading is not None or self._unparsed or self._input is not READING:
+            return False
+        if self._requests.waiting:
             return False
         found = known_request(self._server.buffer, nbytes, self._heads)
         if found is None:
@@ -279,7 +340,7 @@ class Http1ServerConnection(WritePause, asyncio.BufferedProtocol):
         if self._head_timer.is_armed:
             self._head_timer.stop()
         if isinstance(found, BufferedRequest):
-            self._arrived(found)
+            self._requests.add(found)
         else:
             data = self._server.buffer[:nbytes].tobytes()
             self.data_received(data, self._take(found, data, data.find(END) + len(END)))
@@ -291,7 +352,7 @@ class Http1ServerConnection(WritePause, asyncio.BufferedProtocol):
             return
         if self._unparsed:
             data, self._unparsed = self._unparsed + data, b""
-        end = len(data)
+        end, waiting = len(data), self._requests.waiting
         while at < end:
             reading = self._reading
             if reading is not None:
@@ -300,7 +361,7 @@ class Http1ServerConnection(WritePause, asyncio.BufferedProtocol):
                     self._reading = None
                 elif at < end:
                     break
-            elif self._queue and len(self._queue) >= self._limits.pipelined_requests:
+            elif waiting and len(waiting) >= self._limits.pipelined_requests:
                 break
             else:
                 at = self._read_head(data, at)
@@ -322,7 +383,7 @@ class Http1ServerConnection(WritePause, asyncio.BufferedProtocol):
             if len(first) >= len(PREFACE):
                 self._switch(self._server.http2())
         elif self._input is states.LINGERING:
-            self._idle_since = self._loop.time()
+            self._idle_timer.restart()
         return False
 
     def _switch(self, successor: asyncio.Protocol) -> None:
@@ -400,7 +461,7 @@ class Http1ServerConnection(WritePause, asyncio.BufferedProtocol):
         except HttpError as fault:  # is sent after the responses before it
             self._stop_reading()
             self._head_timer.stop()
-            self._arrived(fault)
+            self._requests.add(fault)
             return len(data)
         if head is None:
             if self._heads.is_started:
@@ -426,63 +487,51 @@ class Http1ServerConnection(WritePause, asyncio.BufferedProtocol):
             self._reading = coming = ReceivingRequest(self, head, self._server.head_cache)
             if not self.in_flight and coming.preallocate(self._server.listener, self.client):
                 # The exchange begins when all is there, which nearly always is a moment later.
-                self._queue.append(coming)
-                self._body_timer = self._loop.call_later(_BODY_S, self.begin_exchange)
+                self._requests.hold(coming)
             else:
-                self._arrived(coming)
+                self._requests.add(coming)
             return coming.feed(data, at) if at < len(data) else at
-        self._arrived(BufferedRequest(head, self._server.head_cache, memoryview(data[at:stop])))
+        self._requests.add(
+            BufferedRequest(head, self._server.head_cache, memoryview(data[at:stop]))
+        )
         return stop
 
     # -- responses
 
-    def _arrived(self, request: BufferedRequest | HttpError) -> None:
-        self._queue.append(request)
-        waiter = self._waiter
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
-
     def begin_exchange(self) -> None:
         """Let the task handle the next request, if there is one and the task waits for it."""
-        self._stop_body_timer()
-        waiter = self._waiter
-        if self._queue and waiter is not None and not waiter.done():
-            waiter.set_result(None)
-
-    def _stop_body_timer(self) -> None:
-        if self._body_timer is not None:
-            self._body_timer.cancel()
-            self._body_timer = None
+        self._requests.begin()
 
     async def _serve(self) -> None:
         """Handle one request after another."""
-        listener, queue = self._server.listener, self._queue
+        listener, requests = self._server.listener, self._requests
         CLIENT_MEMORY.set(self.client.memory)
         in_a_row = 0
         try:
             while True:
-                if not queue:
+                if not requests.waiting:
                     if self._input is not READING or (
                         self.state is not OPEN and self.responses_sent
                     ):
                         break
-                    await self._idle()
+                    self._idle_timer.restart()
+                    await requests.arrival()
                     in_a_row = 0
                 else:
                     in_a_row += 1
                     if in_a_row == _TURN_REQUESTS:  # others have their turn
                         in_a_row = 0
                         await asyncio.sleep(0)
-                request = queue.pop(0)
+                request = requests.waiting.pop(0)
                 if isinstance(request, HttpError):
                     self._send_fault(request)
                     break
-                self._current = request
+                requests.current = request
                 if self._unparsed and self._reading is None:
                     self.resume_reading()
                 if not await Exchange(listener, self, request, self._task).run():
                     break
-                self._current = None
+                requests.current = None
                 del request  # a connection that waits for the next holds no body
         except asyncio.CancelledError:
             self.abort()
@@ -491,32 +540,15 @@ class Http1ServerConnection(WritePause, asyncio.BufferedProtocol):
             self._stop_reading()
             self._send_error(failure(error))
         finally:
-            self._current = None
+            requests.current = None
             self._task = None  # which holds what ended it, and that this frame
             self._end()
 
-    def _idle(self) -> asyncio.Future[None]:
-        """Return a future that is done when the next request has arrived."""
-        self._idle_since = self._loop.time()
-        if self._idle_timer is None:  # one does for all the pauses of a connection
-            self._idle_timer = self._loop.call_later(self._limits.keepalive_s, self._look_at_idle)
-        self._waiter = self._loop.create_future()
-        return self._waiter
-
-    def _stop_idle_timer(self) -> None:
-        if self._idle_timer is not None:
-            self._idle_timer.cancel()
-            self._idle_timer = None
-
-    def _look_at_idle(self) -> None:
-        self._idle_timer = None
-        if self.transport is None or self.in_flight or self._heads.is_started:
-            return  # it is armed again when the connection idles again
-        left_s = self._idle_since + self._limits.keepalive_s - self._loop.time()
-        if left_s <= 0:
+    def _close_idle(self) -> None:
+        """Close a connection that has been idle for long, or whose client has stopped sending."""
+        is_busy = self.in_flight or self._heads.is_started
+        if self.transport is not None and not (is_busy and self._input is not states.LINGERING):
             self.transport.close()
-        else:
-            self._idle_timer = self._loop.call_later(left_s, self._look_at_idle)
 
     def _send_fault(self, fault: HttpError) -> None:
         """Report a request that cannot be parsed, and send the error."""
@@ -530,7 +562,7 @@ class Http1ServerConnection(WritePause, asyncio.BufferedProtocol):
         """Write an error as the last response."""
         if self.transport is None:
             return
-        if self.is_head_sent and self._current is not None:
+        if self.is_head_sent and self._requests.current is not None:
             self.abort()  # a response that has started must not look complete
             return
         write_response(self.transport, response, keep=False, version=(1, 1))
@@ -541,7 +573,7 @@ class Http1ServerConnection(WritePause, asyncio.BufferedProtocol):
     def _end(self) -> None:
         """Close, after the client had time to read the response."""
         self._move_input(states.InputEvent.STOP)
-        self._forget()
+        self._requests.drop()
         if self.transport is None or self.transport.is_closing():
             return
         if self._reading is None and not self._unparsed and not self._heads.is_started:
@@ -552,27 +584,7 @@ class Http1ServerConnection(WritePause, asyncio.BufferedProtocol):
         self._unparsed = b""
         self._read_on()
         self._move_input(states.InputEvent.LINGER)
-        self._idle_since = self._loop.time()
-        self._stop_idle_timer()
-        self._close_after_pause(self._idle_since + _MAX_LINGER_S)
-
-    def _close_after_pause(self, latest: float) -> None:
-        """Close once the client has stopped sending, at *latest* on the clock of the loop."""
-        self._idle_timer = None
-        if self.transport is None:
-            return
-        left_s = min(self._idle_since + _LINGER_S, latest) - self._loop.time()
-        if left_s <= 0:
-            self.transport.close()
-        else:
-            self._idle_timer = self._loop.call_later(left_s, self._close_after_pause, latest)
-
-    def _forget(self) -> None:
-        """Drop requests that will not be handled."""
-        for request in self._queue:
-            if isinstance(request, BufferedRequest) and request.reservation is not None:
-                request.reservation.close()
-        self._queue.clear()
+        self._idle_timer.end_after(_LINGER_S, _MAX_LINGER_S)
 
     def announce_close(self) -> None:
         """Send `Connection: close` with the last pending response."""

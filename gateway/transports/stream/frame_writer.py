@@ -5,10 +5,9 @@ large responses until then.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from gateway.ir.errors import GatewayError
 from gateway.transports.client_shares import NO_CLIENT_SHARES, ClientShares
@@ -25,21 +24,15 @@ from gateway.wire.http import Buffer, size_of
 from gateway.wire.stream import Frame, Framer
 
 
-@dataclass(slots=True)
-class PendingFrame:
-    """A complete frame without a complete response.
-
-    Attributes:
-        is_late: It arrived after the connection stopped reading.
-        is_answered: A response, or a part of one, was written.
-        has_slot: It holds a slot: its response is not computed.
-    """
+class PendingFrame(Protocol):
+    """A complete frame without a complete response; see `server_connection.FrameExchange`."""
 
     frame: Frame
     reservation: Reservation
-    is_late: bool
-    is_answered: bool = False
-    has_slot: bool = False
+    is_answered: bool
+
+    def release_slot(self) -> None:
+        """Release its slot: its response is computed."""
 
 
 class FrameWriter:
@@ -114,18 +107,12 @@ class FrameWriter:
         finally:
             held.close()
 
-    async def relay(
-        self,
-        found: AsyncGenerator[Frame, None],
-        pending: PendingFrame,
-        on_computed: Callable[[PendingFrame], None],
-    ) -> None:
+    async def relay(self, found: AsyncGenerator[Frame, None], pending: PendingFrame) -> None:
         """Write the frames of a stream, as far ahead of the client as allowed; raises as `write`.
 
         Args:
             found: The frames.
-            pending: Their question.
-            on_computed: Called with it after the last frame, which may have to wait.
+            pending: Their question, whose slot is released before the last frame has to wait.
         """
         held = self._listener.reservation(self._client)
         ahead = ReadAhead(held, self.is_blocked, self._drained, self._unwritten, self._give_way)
@@ -135,7 +122,7 @@ class FrameWriter:
                     await ahead.admit(size_of(answer.payload), answer.payload)
                     self._write_frame(answer, pending)
                     ahead.written()
-            on_computed(pending)
+            pending.release_slot()
 
     async def write_last(self, error: GatewayError) -> None:
         """Write *error*, which no frame asked for, and wait until the kernel has it."""

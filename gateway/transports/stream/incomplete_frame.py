@@ -13,7 +13,6 @@ from gateway.ir.errors import GatewayError
 from gateway.transports.authentication import MAX_DRAINED_BYTES
 from gateway.transports.client_shares import NO_CLIENT_SHARES, ClientShares
 from gateway.transports.reservation import Reservation
-from gateway.transports.stream.frame_writer import PendingFrame
 from gateway.transports.stream.identification import FrameIdentification
 from gateway.transports.stream.listener import StreamListenerState
 from gateway.wire.stream import Frame, Framer
@@ -28,7 +27,7 @@ class FrameReceiver(Protocol):
     def end_reading(self, error: GatewayError | None) -> None:
         """Read nothing more; after the pending responses, send *error* and close."""
 
-    def enqueue(self, pending: PendingFrame) -> None:
+    def enqueue(self, frame: Frame, reservation: Reservation, *, is_late: bool = False) -> None:
         """Handle a frame when it is its turn."""
 
 
@@ -150,5 +149,5 @@ class IncompleteFrame:
         identification.results[self._lease] = error.with_traceback(None)
         if self._framer.wanted > MAX_DRAINED_BYTES:
             lease, self._lease = self._lease, self._listener.reservation(self._client)
-            self._connection.enqueue(PendingFrame(frame, lease, is_late=False))
+            self._connection.enqueue(frame, lease)
             self._connection.end_reading(None)

@@ -15,7 +15,7 @@ from gateway.concurrency.timeouts import (
     is_set_within,
     patient_timeout,
 )
-from tests.simulation.virtual_time import elapse, hold_up, in_virtual_time
+from tests.simulation.virtual_time import elapse, hold_up, in_virtual_time, now
 
 
 async def test_is_set_within_reports_the_event() -> None:
@@ -53,6 +53,36 @@ async def test_a_stopped_timer_does_not_expire() -> None:
     loop.call_later(0.01, other.set)
     await asyncio.wait_for(other.wait(), 20)
     assert [] == expirations
+
+
+@in_virtual_time
+async def test_a_restart_delays_a_timer() -> None:
+    """The timer expires a whole delay after the last restart, once."""
+    expirations: list[float] = []
+    timer = RestartableTimer(asyncio.get_running_loop(), 10.0, lambda: expirations.append(now()))
+    begun = now()
+    for pause_s in (4.0, 9.0, 11.0, 20.0):
+        timer.restart()
+        await elapse(pause_s)
+    assert [23.0, 34.0] == [round(when - begun, 3) for when in expirations]
+    assert not timer.is_armed
+
+
+@in_virtual_time
+async def test_a_timer_that_ends_is_delayed_for_a_limited_time() -> None:
+    """Restarts prolong the new delay up to the limit; a closed timer never expires."""
+    loop = asyncio.get_running_loop()
+    expirations: list[float] = []
+    timers = [RestartableTimer(loop, 60.0, lambda: expirations.append(now())) for _ in range(2)]
+    begun = now()
+    for timer in timers:
+        timer.restart()
+        timer.end_after(1.0, 3.0)
+    timers[1].close()
+    for _ in range(5):
+        timers[0].restart()
+        await elapse(0.75)
+    assert [3.0] == [round(when - begun, 3) for when in expirations]
 
 
 async def test_a_timeout_ends_a_block_that_takes_too_long() -> None:

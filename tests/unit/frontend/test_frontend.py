@@ -11,7 +11,6 @@ import pytest
 from gateway.api.protocol import ServerReadingCodec, StreamCodec
 from gateway.api.tap import TappedCall
 from gateway.frontend.frontend import Frontend
-from gateway.frontend.tapped import TappedFrontend
 from gateway.ir.bodies.streams import HeldReply
 from gateway.ir.calls import (
     Call,
@@ -518,7 +517,8 @@ async def test_a_malformed_long_message_is_rejected() -> None:
 async def test_a_request_that_blocks_the_loop_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """The report has protocol, model and time."""
     times = iter([0.0, 0.05, 1.0, 1.2, 1.2])
-    monkeypatch.setattr("gateway.frontend.frontend.monotonic", lambda: next(times))
+    for module in ("frontend", "call_reader"):
+        monkeypatch.setattr(f"gateway.frontend.{module}.monotonic", lambda: next(times))
     blocked: list[tuple[str, str, float]] = []
 
     class Modelled(TextCodec):
@@ -551,7 +551,7 @@ class ListTap:
 
 
 async def tapped(tap: ListTap, service: Any, wire: str) -> list[str]:
-    frontend: Frontend[str, str] = TappedFrontend(TextCodec(), service, tap)
+    frontend: Frontend[str, str] = Frontend(TextCodec(), service, tap=tap)
     return [response async for response in frontend(wire)]
 
 

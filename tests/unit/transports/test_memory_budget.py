@@ -30,7 +30,7 @@ def test_the_budget_may_be_used_up_to_its_limit() -> None:
     budget = MemoryBudget(10)
     assert budget.try_acquire(10)
     assert not budget.try_acquire(1)
-    assert budget.used_bytes == 10
+    assert budget.used == 10
     budget.release(4)
     assert budget.try_acquire(4)
 
@@ -45,10 +45,10 @@ async def test_a_waiter_acquires_the_released_bytes() -> None:
     await asyncio.sleep(0)
     budget.release(5)
     await asyncio.sleep(0)
-    assert (first.done(), second.done(), budget.used_bytes) == (False, False, 5)
+    assert (first.done(), second.done(), budget.used) == (False, False, 5)
     budget.release(5)
     await asyncio.gather(first, second)
-    assert budget.used_bytes == 10
+    assert budget.used == 10
 
 
 async def test_a_waiter_that_times_out_lets_the_next_one_pass() -> None:
@@ -61,7 +61,7 @@ async def test_a_waiter_that_times_out_lets_the_next_one_pass() -> None:
     with pytest.raises(Overloaded) as caught:
         await big
     await asyncio.wait_for(small, 20)
-    assert (caught.value.limit, budget.used_bytes) == ("in_flight_bytes", 10)
+    assert (caught.value.limit, budget.used) == ("in_flight_bytes", 10)
 
 
 async def test_a_cancelled_waiter_releases_its_bytes() -> None:
@@ -73,7 +73,7 @@ async def test_a_cancelled_waiter_releases_its_bytes() -> None:
     budget.release(10)
     waiter.cancel()
     await asyncio.gather(waiter, return_exceptions=True)
-    assert budget.used_bytes == 0
+    assert budget.used == 0
 
 
 async def test_a_reservation_releases_its_bytes_once() -> None:
@@ -82,12 +82,12 @@ async def test_a_reservation_releases_its_bytes_once() -> None:
     reservation = Reservation(budget, 0)
     await reservation.grow(3)
     await reservation.grow(4)
-    assert budget.used_bytes == 7
+    assert budget.used == 7
     with pytest.raises(Overloaded):
         await reservation.grow(4)
     reservation.close()
     reservation.close()
-    assert budget.used_bytes == 0
+    assert budget.used == 0
 
 
 def steps_of(reservation: Reservation, total: int | None) -> list[tuple[int, int]]:
@@ -110,18 +110,18 @@ def test_a_reservation_grows_ahead_of_the_received_bytes() -> None:
 
 def test_a_body_of_usual_size_is_reserved_at_once() -> None:
     """602,112 bytes need one step, unless the budget is so small that they are much of it."""
-    assert MemoryBudget(1 << 30).step_bytes > 602_112
-    assert MemoryBudget(32 << 20).step_bytes == 512 << 10
-    assert MemoryBudget(1 << 20).step_bytes == 256 << 10
+    assert MemoryBudget(1 << 30).buffers.step_bytes > 602_112
+    assert MemoryBudget(32 << 20).buffers.step_bytes == 512 << 10
+    assert MemoryBudget(1 << 20).buffers.step_bytes == 256 << 10
 
 
 def test_a_reservation_grows_in_small_steps_while_memory_is_scarce_or_the_length_unknown() -> None:
     """It begins with 256 KiB, so that a false length and a short body hold no more."""
     budget = MemoryBudget(1 << 30)
-    budget.allocated(1 << 28)
+    budget.buffers.allocated(1 << 28)
     small = [(0, 262_144), (200_000, 262_144), (400_000, 524_288), (800_000, 1_048_576)]
     assert [*small, (1_600_000, 902_848)] == steps_of(Reservation(budget, 0), 3_000_000)
-    budget.allocated(-(1 << 28))
+    budget.buffers.allocated(-(1 << 28))
     assert [*small, (1_600_000, 2_097_152)] == steps_of(Reservation(budget, 0), None)
 
 
@@ -336,9 +336,9 @@ def test_scarce_memory_is_reported_once() -> None:
     reservation.allocated(50)
     assert seen == [True]
     reservation.allocated(-100)
-    assert (seen, budget.is_scarce) == ([True], True)
+    assert (seen, budget.buffers.is_scarce) == ([True], True)
     reservation.allocated(-51)
-    assert (seen, budget.is_scarce) == ([True, False], False)
+    assert (seen, budget.buffers.is_scarce) == ([True, False], False)
     assert budget.try_acquire(200)
     reservation.allocated(0)
     assert seen == [True, False, True]

@@ -8,8 +8,10 @@ import time
 import pytest
 
 from gateway.ir.errors import DeadlineExceeded, Overloaded
+from gateway.transports.contract import ServerLimits
 from gateway.transports.memory_budget import MemoryBudget
 from gateway.transports.reservation import Reservation, ResponseReservation
+from gateway.transports.slots import requests_in_flight
 from tests.fakes import settle
 from tests.simulation.virtual_time import elapse, simulate
 
@@ -20,7 +22,7 @@ async def test_one_client_may_use_all_memory() -> None:
     share = budget.share("one")
     for _ in range(10):
         await Reservation(budget, 0.1, share).grow(100)
-    assert 1000 == budget.used_bytes
+    assert 1000 == budget.used
     assert Reservation(budget, 0, share).try_grow_response(150)
 
 
@@ -53,7 +55,7 @@ async def test_memory_is_for_others_first() -> None:
     assert not waits.done()
     held[2].close()
     await waits
-    assert 1000 == budget.used_bytes
+    assert 1000 == budget.used
 
 
 def test_bodies_of_a_greedy_client_give_way() -> None:
@@ -197,5 +199,6 @@ async def test_the_deadline_of_a_request_ends_its_wait() -> None:
 
 async def test_small_budgets_have_room_for_some_calls() -> None:
     """What a call counts beside its bytes depends on the budget, and is at most 16 KiB."""
-    assert (4096, 256) == (MemoryBudget(1 << 20).call_bytes, MemoryBudget(1 << 20).calls)
-    assert (16384, 32768) == (MemoryBudget(512 << 20).call_bytes, MemoryBudget(512 << 20).calls)
+    for limit_bytes, expected in ((1 << 20, (4096, 256)), (512 << 20, (16384, 32768))):
+        budget = MemoryBudget(limit_bytes)
+        assert expected == (budget.call_bytes, requests_in_flight(ServerLimits(), budget))

@@ -55,12 +55,12 @@ async def test_a_complete_unread_message_is_not_a_stalled_one() -> None:
     received = memoryview(b"\0" + (200_000).to_bytes(4, "big") + bytes(200_000))
     found.feed(received[:1000], end=False)
     found.feed(received[1000:], end=False)
-    assert (1, 200_000) == (len(found.messages), budget.used_bytes)
+    assert (1, 200_000) == (len(found.messages), budget.used)
     with pytest.raises(TimeoutError):
         await budget.acquire(1 << 20, timeout_s=2 * BODY_PATIENCE_S)
     assert [] == failures
     found.close()
-    assert 0 == budget.used_bytes
+    assert 0 == budget.used
 
 
 async def test_prefixes_in_frames_of_their_own_are_no_flood() -> None:

@@ -120,7 +120,7 @@ class Connected:
     @property
     def body_timer(self) -> Any:
         """The timer of a body whose exchange has not begun."""
-        return self.connection._body_timer
+        return self.connection._requests._timer
 
     @property
     def has_own_buffer(self) -> bool:
@@ -151,7 +151,7 @@ async def test_a_body_is_received_into_its_own_buffer() -> None:
     scene = Connected()
     body = bytes(range(250)) * (LENGTH // 250)
     scene.send(head() + body[:1000])
-    used_bytes = scene.budget.used_bytes
+    used_bytes = scene.budget.used
     has_buffer = scene.has_own_buffer
     scene.send(body[1000:])
     await settle(lambda: bool(scene.frontend.seen))
@@ -161,13 +161,13 @@ async def test_a_body_is_received_into_its_own_buffer() -> None:
     assert seen.view.readonly
     scene.frontend.go.set()
     await settle(lambda: bool(scene.socket.written))
-    await settle(lambda: scene.budget.used_bytes == 0)
+    await settle(lambda: scene.budget.used == 0)
     await scene.close()
 
 
 async def idle(scene: Connected) -> None:
     """Let the connection wait for its next request."""
-    await settle(lambda: scene.connection._waiter is not None)
+    await settle(lambda: scene.connection._requests._waiter is not None)
 
 
 async def test_an_exchange_begins_when_its_body_is_complete() -> None:
@@ -227,14 +227,14 @@ async def test_an_exchange_begins_when_its_body_waits_for_memory() -> None:
     """Memory that is short is waited for at once."""
     scene = Connected()
     await idle(scene)
-    other = BUDGET - scene.budget.step_bytes
+    other = BUDGET - scene.budget.buffers.step_bytes
     assert scene.budget.try_acquire(other)
-    length = 2 * scene.budget.step_bytes
-    scene.send(head(length=length) + bytes(scene.budget.step_bytes))
+    length = 2 * scene.budget.buffers.step_bytes
+    scene.send(head(length=length) + bytes(scene.budget.buffers.step_bytes))
     await settle(lambda: scene.budget.queued == 1)
     scene.budget.release(other)
     await settle(lambda: scene.has_own_buffer)
-    scene.send(bytes(length - scene.budget.step_bytes))
+    scene.send(bytes(length - scene.budget.buffers.step_bytes))
     await settle(lambda: bool(scene.frontend.seen))
     await scene.close()
 
@@ -245,9 +245,9 @@ async def test_a_client_that_leaves_before_an_exchange_begins_holds_no_memory() 
     await idle(scene)
     scene.send(head() + b"x" * 1000)
     await asyncio.sleep(0)
-    assert (LENGTH, None) == (scene.budget.used_bytes, scene.connection.cancel_exchange)
+    assert (LENGTH, None) == (scene.budget.used, scene.connection.cancel_exchange)
     await scene.close()
-    assert (0, []) == (scene.budget.used_bytes, scene.frontend.seen)
+    assert (0, []) == (scene.budget.used, scene.frontend.seen)
 
 
 @pytest.mark.parametrize("more", [0, 1, 5])
@@ -261,7 +261,7 @@ async def test_a_body_as_large_as_the_read_buffer(more: int) -> None:
     scene.send(sent + head(length=len(second)) + second)
     await settle(lambda: len(scene.frontend.seen) == 2)
     assert [first, second] == [bytes(seen.view) for seen in scene.frontend.seen]
-    await settle(lambda: scene.budget.used_bytes == 0)
+    await settle(lambda: scene.budget.used == 0)
     await scene.close()
 
 
@@ -270,11 +270,11 @@ async def test_an_incomplete_body_releases_its_memory() -> None:
     for turns in (0, 3):
         scene = Connected()
         scene.send(head() + b"x" * 1000)
-        used_bytes = scene.budget.used_bytes
+        used_bytes = scene.budget.used
         for _ in range(turns):
             await asyncio.sleep(0)
         await scene.close()
-        await settle(lambda scene=scene: scene.budget.used_bytes == 0)  # type: ignore[misc]  # mypy: lambdas' defaults
+        await settle(lambda scene=scene: scene.budget.used == 0)  # type: ignore[misc]  # mypy: lambdas' defaults
         assert (LENGTH, []) == (used_bytes, scene.frontend.seen)
 
 
@@ -296,7 +296,7 @@ async def test_no_memory_is_reserved_before_other_checks(
     """A body that may be rejected, needs 100 Continue or is cut through reserves no memory."""
     scene = Connected(**limits)
     scene.send(sent + b"x" * 100)
-    assert (False, 0) == (scene.has_own_buffer, scene.budget.used_bytes)
+    assert (False, 0) == (scene.has_own_buffer, scene.budget.used)
     await scene.close()
 
 
@@ -313,7 +313,7 @@ async def test_any_split_of_the_bytes_reads_the_same_requests(piece: int) -> Non
             await asyncio.sleep(0)
     await settle(lambda: len(scene.frontend.seen) == len(bodies))
     assert bodies == [bytes(seen.view) for seen in scene.frontend.seen]
-    await settle(lambda: scene.budget.used_bytes == 0)
+    await settle(lambda: scene.budget.used == 0)
     await scene.close()
 
 
@@ -362,7 +362,7 @@ async def test_a_pipelined_body_waits_for_the_previous_response() -> None:
     in_use = 3 + scene.budget.call_bytes
     assert (False, in_use, 1) == (
         scene.has_own_buffer,
-        scene.budget.used_bytes,
+        scene.budget.used,
         scene.socket.pauses,
     )
     scene.frontend.go.set()
@@ -371,7 +371,7 @@ async def test_a_pipelined_body_waits_for_the_previous_response() -> None:
     await settle(lambda: len(scene.frontend.seen) == 2)
     assert b"x" * LENGTH == bytes(scene.frontend.seen[1].view)
     await scene.close()
-    await settle(lambda: scene.budget.used_bytes == 0)
+    await settle(lambda: scene.budget.used == 0)
 
 
 async def test_a_complete_request_is_not_a_stalled_one() -> None:

@@ -176,10 +176,10 @@ async def test_read_all_returns_the_whole_body() -> None:
     streaming_body = await scene.receive_start(5000)
     reading_all = asyncio.ensure_future(streaming_body.read_all())
     await settle()
-    assert HELD_BYTES == scene.budget.used_bytes
+    assert HELD_BYTES == scene.budget.used
     scene.source.send()
     whole = await reading_all
-    assert 1 << 20 == scene.budget.used_bytes
+    assert 1 << 20 == scene.budget.used
     assert scene.body == whole
     assert whole.readonly
     assert scene.body == await streaming_body.read_all()
@@ -200,11 +200,11 @@ async def test_the_budget_counts_only_the_buffered_bytes() -> None:
     """A large body counts its buffer only, a small one its own size."""
     scene = Streaming(64 << 20)
     streaming_body = await scene.receive_start()
-    assert HELD_BYTES == scene.budget.used_bytes
+    assert HELD_BYTES == scene.budget.used
     streaming_body.close()
     small = Streaming(100_000)
     other = await small.receive_start()
-    assert 100_000 == small.budget.used_bytes
+    assert 100_000 == small.budget.used
     other.close()
 
 
