@@ -6,8 +6,7 @@ supervisor of the workers. A file with an error changes nothing.
 `build/service_graph` builds all that stands between the listeners and the sockets of upstreams. A
 reload builds the next graph with the same code, loads its new models, probes its new upstreams and
 then connects the frontends to it. This last step has no `await`, so each call has one graph or the
-other. `KeptParts` has every part with all that it was built from. If the source is equal, the part
-is kept, with its connections, models, caches and limits.
+other. `build/kept_parts` lists the parts that are kept, each with the source that must be equal.
 
 `retirement` closes the old graph. Only its calls in progress still refer to its entries, so a
 weak reference tells when the last one has ended, and calls pay nothing for it. Nothing else may
