@@ -6,7 +6,7 @@ each with the parts that it replaces.
 | kind | what it holds | its source |
 | --- | --- | --- |
 | upstream | connections, states of endpoints, `residency` | its section, and (1) |
-| shared model | cache and batch queue of a model there | the upstream, the model's entry in `models` |
+| shared model | cache and batch queue of a model there | upstream, entry in `models` |
 | target | its service for routes | the upstream; whether it has shared models |
 | model | a loaded model of the gateway | backend, path, files, options, signature |
 | model loader | which of them are loaded | `residency`, `policies.sequence_idle` |

@@ -374,7 +374,8 @@ class ServiceGraph:
         shared = self._shared_settings("model")
 
         def build(upstream: str, built: BuiltUpstream, name: str, model: ModelConfig) -> Service:
-            part, sections = f"{upstream}/{name}", {"upstream": config.upstreams[upstream]}
+            part = f"{upstream}/{name}"
+            sections: Sections = {"upstream": config.upstreams[upstream]}
             return self.parts.get(
                 "shared model",
                 part,
