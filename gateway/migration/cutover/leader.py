@@ -44,6 +44,7 @@ from gateway.migration.cutover.steps import (
     missing_conditions,
     next_text,
     restarted,
+    still_done,
     verdict_of,
     verdicts,
 )
@@ -269,10 +270,7 @@ class LeaderCutover:
             self._replicas.remove()
         if self.is_leader:
             self.is_leader = False
-            try:
-                self._files.save(self.plan.digest, self.state)
-            except OSError as error:
-                self._log_unwritten(error)
+            self._save(self.state)
         self._files.release()
 
     def _load(self) -> None:
@@ -283,6 +281,12 @@ class LeaderCutover:
             found = self._files.load(digest)
         except UnusableState as error:
             self._is_known = True
+            done = still_done(self.plan, error.state)
+            if done is not None:
+                self.state = done
+                if self.is_leader:
+                    self._save(done)
+                return
             if not self.is_leader:
                 # Whoever leads says so; calls stay where they are safe.
                 known = self.state
@@ -307,9 +311,9 @@ class LeaderCutover:
         self.state = restarted(found) if self.is_leader else found
 
     def _distrust(self, error: UnusableState) -> None:
-        """Begin with weight 0: paused, or ready if nothing was under way."""
+        """Begin with weight 0: paused, or ready if nothing was under way or another was done."""
         earlier = CutoverState() if error.state is None else error.state
-        if error.state is not None and earlier.phase in IDLE_PHASES:
+        if error.state is not None and earlier.phase in IDLE_PHASES | {Phase.DONE}:
             self.state = CutoverState(epoch=earlier.epoch + 1, attempt=earlier.attempt + 1)
             self._replace_file()
             return
@@ -403,6 +407,13 @@ class LeaderCutover:
     def _write(self, state: CutoverState) -> None:
         self._files.save(self.plan.digest, state)
         self._saved_at_s = self._monotonic()
+
+    def _save(self, state: CutoverState) -> None:
+        """Write the state if possible; otherwise the log says so."""
+        try:
+            self._files.save(self.plan.digest, state)
+        except OSError as error:
+            self._log_unwritten(error)
 
     def _log_unwritten(self, error: OSError) -> None:
         name = self.plan.migration
