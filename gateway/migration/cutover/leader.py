@@ -118,7 +118,7 @@ class LeaderCutover:
         # Whether `state` is that of the cut-over, not the one before it has been read.
         self._is_known = False
         self.state = CutoverState()
-        self.is_leader = files.lead()
+        self.is_leader = files.try_lead()
         self._load()
 
     @property
@@ -345,7 +345,7 @@ class LeaderCutover:
 
         They are read by the gateway that leads. If they are out of reach it decides nothing.
         """
-        led, self.is_leader = self.is_leader, self._files.lead()
+        led, self.is_leader = self.is_leader, self._files.try_lead()
         if not (led and self.is_leader):
             self._load()
         shared: dict[str, dict[str, Any]] = {}
