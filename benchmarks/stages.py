@@ -362,7 +362,7 @@ class Bench:
         binding: Any = spec.http if way.front == "http" else spec.grpc
         self._codec: Any = binding.codec(MessageLimits(), spec.options({}))
         attach_id: Any = attach_http_request_id if way.front == "http" else attach_grpc_request_id
-        self._frontend: Any = Frontend(self._codec, gateway.service, attach_request_id=attach_id)
+        self._frontend: Any = Frontend(self._codec, gateway.service, attach_headers=attach_id)
         self._chain = [*chain(gateway.service)]
         port = int(gateway.addresses[f"main.{way.front}"].rpartition(":")[2])
         self._connect = partial(loop.connect, port)

@@ -1,8 +1,18 @@
 """The layers of every chain, in the order in which a call passes them.
 
-`LAYERS` is the only place that decides the order: `build_chain` builds each chain from it, and
+`LAYERS` decides the order within a chain: `build_chain` builds each chain from it, and
 `gateway.cli.configuration` prints it. Layers of installed packages come where it says `PACKAGES`,
 and those that read tensors where it says `READERS`, if a chain has such a place.
+
+Wrappers that depend on a protocol or on the state of the gateway stand between the chains. A call
+passes them in this order, each only where it is needed:
+
+- before "listener": `NoteCodec` (`otlp`), `ResolveModelKeys` (`listeners.py`), and
+  `FinishSequences` (`gateway.py`) while sequences end in an earlier graph
+- in `Router`, for questions about the server: `UpstreamQuestions` (`service_graph.py`)
+- before "target", in a cut-over: `WatchTarget` (`routes.py`)
+- after "endpoint", before `Upstream`: `HandOver`, `DialectDetectingUpstream`, `KnownModels`,
+  `DivideRows`, `QuestionHeaders` (`upstreams.py`)
 
 `app/chains` builds the layers that need objects of the gateway, by `LayerContext`. The table has a
 chain for a listener, a route, a target, an endpoint, and models that run in the gateway. Each chain

@@ -14,8 +14,8 @@ A = TypeVar("A")
 ReadRequestId = Callable[[Q], str]
 """Returns the valid request id in a request that may be unreadable otherwise; "" for none."""
 
-AttachRequestId = Callable[[A, str], A]
-"""Returns a response with the request id."""
+AttachHeaders = Callable[[A, str], A]
+"""Returns a response with headers of the call with this request id: the id, and its quota."""
 
 
 def no_request_id(_wire: object) -> str:
@@ -23,8 +23,8 @@ def no_request_id(_wire: object) -> str:
     return ""
 
 
-def without_request_id(response: A, _request_id: str) -> A:
-    """Return *response* as it is, for a carrier without request ids."""
+def without_headers(response: A, _request_id: str) -> A:
+    """Return *response* as it is, for a carrier without headers."""
     return response
 
 

@@ -24,11 +24,11 @@ from gateway.frontend.call_reader import (
     unread_error,
 )
 from gateway.frontend.carriers import (
-    AttachRequestId,
+    AttachHeaders,
     ReadRequestId,
     metadata_of,
     no_request_id,
-    without_request_id,
+    without_headers,
 )
 from gateway.frontend.tapped import TapStep
 from gateway.ir.bodies.stream_text import StreamText
@@ -84,7 +84,7 @@ class Frontend(ServerFrontend[Q, A]):
         codec: Decodes requests and encodes replies.
         service: Handles calls.
         on_rejected: Called for each request that is rejected before it reaches *service*.
-        attach_request_id: Adds the request id to the response; on a stream, to the first one.
+        attach_headers: Adds the request id and notes to the response; on a stream, to the first one.
         read_request_id: Reads the request id of a request that is rejected.
         message_bytes: Counts the bytes of requests and responses; None to count none.
         on_blocked: Called for each request whose decoding or encoding blocked the event loop for
@@ -102,7 +102,7 @@ class Frontend(ServerFrontend[Q, A]):
         service: Service,
         *,
         on_rejected: OnRejected = _ignore,
-        attach_request_id: AttachRequestId[A] = without_request_id,
+        attach_headers: AttachHeaders[A] = without_headers,
         read_request_id: ReadRequestId[Q] = no_request_id,
         message_bytes: ByteCounter | None = None,
         on_blocked: OnBlocked = _ignore_blocked,
@@ -113,7 +113,7 @@ class Frontend(ServerFrontend[Q, A]):
         self._decode, self._encode = codec.decode_call, codec.encode_reply
         self.service = bound_call(service)
         self._on_rejected = on_rejected
-        self._attach_request_id = attach_request_id
+        self._attach_headers = attach_headers
         self._read_request_id = read_request_id
         self._bytes = message_bytes
         self._reader = CallReader(codec, service, on_blocked)
@@ -137,7 +137,7 @@ class Frontend(ServerFrontend[Q, A]):
         self,
         service: Service,
         check_inference: CheckInference | None = None,
-        attach_request_id: AttachRequestId[A] | None = None,
+        attach_headers: AttachHeaders[A] | None = None,
     ) -> None:
         """Send all calls that begin from now on to *service*, and keep nothing of the other one.
 
@@ -145,10 +145,10 @@ class Frontend(ServerFrontend[Q, A]):
             service: Handles calls.
             check_inference: Asked before the gateway itself asks about the model of a request;
                 None if each client may use every model.
-            attach_request_id: Adds the request id to the response; None for the same as before.
+            attach_headers: Adds the request id and notes to the response; None for those as before.
         """
-        if attach_request_id is not None:
-            self._attach_request_id = attach_request_id
+        if attach_headers is not None:
+            self._attach_headers = attach_headers
         self.service = bound_call(service)
         self._decoupled_models = DecoupledModels(service)
         self._reader.replace_service(service, check_inference)
@@ -188,7 +188,7 @@ class Frontend(ServerFrontend[Q, A]):
             if self._bytes is not None:
                 self._bytes.count(wire, response)
             return response
-        service, attach_request_id = self.service, self._attach_request_id
+        service, attach_headers = self.service, self._attach_headers
         try:
             written = self._write(self._encode, call, await service(call))
             response = await written if type(written) is CoroutineType else written
@@ -197,7 +197,7 @@ class Frontend(ServerFrontend[Q, A]):
         if self._bytes is not None:
             self._bytes.received += wire_bytes(wire)
             self._bytes.sent += wire_bytes(response)
-        return attach_request_id(response, found or request_id)
+        return attach_headers(response, found or request_id)
 
     def early_bytes(self, wire: Q, /) -> int | None:
         """Return how many bytes of a body `handle_early` needs; None for the whole body."""
@@ -258,7 +258,7 @@ class Frontend(ServerFrontend[Q, A]):
         """
         error.request_id = error.request_id or next(self._request_ids)
         self._on_rejected(self.codec.name, error)
-        return self._attach_request_id(self.codec.encode_error(None, error), error.request_id)
+        return self._attach_headers(self.codec.encode_error(None, error), error.request_id)
 
     def note_request(self, wire: Q, error: GatewayError, /) -> None:
         """Note in *error* whatever its form depends on, of a request without its body."""
@@ -281,7 +281,7 @@ class Frontend(ServerFrontend[Q, A]):
             error.origin = error.origin or unread.origin
         except Exception as bug:  # noqa: BLE001  # it must not hide *error*
             internal_error(bug)
-        return self._attach_request_id(self.codec.encode_error(call, error), error.request_id)
+        return self._attach_headers(self.codec.encode_error(call, error), error.request_id)
 
     async def _as_stream(self, call: InferRequest, codec: StreamsDecoupled) -> Call[Any]:
         """Return *call* as a stream, if its model is decoupled and its caller takes them."""
@@ -471,7 +471,7 @@ class Frontend(ServerFrontend[Q, A]):
         return self._with_request_id(call, response)
 
     def _with_request_id(self, call: Call[Any], response: A) -> A:
-        return self._attach_request_id(response, call.context.request_id)
+        return self._attach_headers(response, call.context.request_id)
 
     def _failed(self, call: Call[Any], error: Exception, *, late: bool = False) -> A:
         """Return *error* in the protocol's form; anything but a `GatewayError` is a bug here."""

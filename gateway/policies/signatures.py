@@ -47,6 +47,13 @@ class DescribedModels:
     signatures: Mapping[str, SignatureConfig] = field(default_factory=dict)
     declarations: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
 
+    def of(self, has_model: Callable[[str], bool]) -> "DescribedModels":
+        """Return what it says about some models, by their names."""
+        return DescribedModels(
+            {name: each for name, each in self.signatures.items() if has_model(name)},
+            {name: each for name, each in self.declarations.items() if has_model(name)},
+        )
+
 
 class Signatures:
     """Replies to metadata calls about configured models; passes all other calls on.

@@ -32,7 +32,7 @@ from gateway.concurrency.background import start_background
 from gateway.config.load import LoadedConfig
 from gateway.config.models import Config
 from gateway.config.permissions import QuotaConfig, QuotaStoreConfig
-from gateway.frontend.carriers import AttachRequestId
+from gateway.frontend.carriers import AttachHeaders
 from gateway.ir.calls import Call
 from gateway.ir.context import REQUEST_ID
 from gateway.ir.identity import Identity
@@ -532,7 +532,7 @@ def _policy(name: str, amount: float, unit: str, window_s: int) -> str:
     return f'"{name}";q={amount:.0f}{shown};w={window_s}'
 
 
-def telling_http(own: QuotaHeaders | None = None) -> AttachRequestId[HttpResponse]:
+def telling_http(own: QuotaHeaders | None = None) -> AttachHeaders[HttpResponse]:
     """Return what attaches the headers of quotas and the request id to a response.
 
     Args:

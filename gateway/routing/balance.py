@@ -205,7 +205,9 @@ class Balance:
         """Return the targets that get calls."""
         if self._new is None or self._shift is None or not self._shift.share:
             return self._weighted
-        return (*self._weighted, self._new) if self._shift.share < 1 else (self._new,)
+        if self._shift.share >= 1 and self._new.ready():
+            return (self._new,)
+        return (*self._weighted, self._new)  # the others get its calls while it is not ready
 
     def _pick(self, call: Call[Any]) -> Target:
         if self._new is not None and self._is_for(self._new, call):

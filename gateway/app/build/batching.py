@@ -55,32 +55,28 @@ def _default_in_flight(name: str, config: ModelConfig) -> int:
     return ModelSpec(name=name, options=config.options).integer("instances", 1)
 
 
-def share_upstream_calls(
-    service: Service,
-    models: Mapping[str, ModelConfig],
-    at: ChainContext,
-) -> Service:
-    """Wrap the *service* of an upstream in the batch queues and caches of its *models*.
+def shared_models(models: Mapping[str, ModelConfig]) -> dict[str, ModelConfig]:
+    """Return the entries under `models` of upstreams' models with a batch queue or a cache."""
+    return {
+        name: model for name, model in models.items() if model.backend is None and is_shared(model)
+    }
+
+
+def shared_model(name: str, model: ModelConfig, service: Service, at: ChainContext) -> Service:
+    """Wrap the *service* of an upstream in the batch queue and the cache of a model.
 
     The upstream may read forwarded headers, so `ForwardHeaders` runs before the batch and the
     cache: only calls with equal forwarded headers share a batch or a cached reply.
 
     Args:
+        name: The name of the model at the upstream.
+        model: Its entry under `models`.
         service: The upstream.
-        models: All entries under `models`.
         at: The upstream, and what its layers may use.
     """
-    tracing = at.part(Spans).tracing
-    services = {
-        name: build_chain(
-            SHARED_MODEL,
-            service,
-            at.inside(name, "model", model).with_parts(batch_queues(name, model, tracing)),
-        )
-        for name, model in models.items()
-        if model.backend is None and is_shared(model)
-    }
-    return PerModelService(service, services) if services else service
+    queues = batch_queues(name, model, at.part(Spans).tracing)
+    inside = at.inside(name, "model", model).with_parts(queues)
+    return build_chain(SHARED_MODEL, service, inside)
 
 
 class PerModelService:
@@ -93,7 +89,11 @@ class PerModelService:
 
     def __init__(self, inner: Service, services: Mapping[str, Service]) -> None:
         self._inner = inner
-        self._services = dict(services)
+        self._services = services
+
+    def replace(self, services: Mapping[str, Service]) -> None:
+        """Use other *services* from the next call on; those of calls in progress stay."""
+        self._services = services
 
     def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
         """Call the service of the call's model."""

@@ -89,6 +89,7 @@ class EndpointDiscovery:
 
     Attributes:
         is_asking: Names are looked up at this moment.
+        leave_s: As the argument; it holds from the next address that is gone.
     """
 
     def __init__(  # noqa: PLR0913  # all by name but the first three
@@ -111,7 +112,7 @@ class EndpointDiscovery:
         self._build = build
         self._floor_s = max(_LEAST_PAUSE_S, floor_s)
         self._cap_s = cap_s
-        self._leave_s = leave_s
+        self.leave_s = leave_s
         self._on_removed = on_removed
         self._look_up = look_up
         self._clock = clock
@@ -214,6 +215,7 @@ class EndpointDiscovery:
         try:
             for key in keys:
                 built[key] = self._build(*key)
+                built[key].withheld.longest_s = self.leave_s
             await asyncio.gather(*(member.prober.probe() for member in built.values()))
         except BaseException:
             await asyncio.gather(*(member.close() for member in built.values()))
@@ -247,7 +249,7 @@ class EndpointDiscovery:
 
     async def _retire(self, key: _Key, member: BuiltEndpoint) -> None:
         """Close an endpoint that is leaving, after its calls; cancelled if it comes back."""
-        deadline = self._clock() + self._leave_s
+        deadline = self._clock() + self.leave_s
         while self._clock() < deadline and self._endpoints.is_used(member.endpoint):
             await self._sleep(_POLL_S)
         del self._members[key], self._leaving[key]

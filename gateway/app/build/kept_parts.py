@@ -1,4 +1,27 @@
-"""The parts of a service graph, and which of them a reload keeps."""
+"""The parts of a service graph, and which of them a reload keeps.
+
+A part is kept if its source is equal. `tests/unit/app/test_kept_parts.py` has changes of a file,
+each with the parts that it replaces.
+
+| kind | what it holds | its source |
+| --- | --- | --- |
+| upstream | connections, states of endpoints, `residency` | its section, and (1) |
+| shared model | cache and batch queue of a model there | upstream, entry in `models` |
+| target | its service for routes | the upstream; whether it has shared models |
+| model | a loaded model of the gateway | backend, path, files, options, signature |
+| model loader | which of them are loaded | `residency`, `policies.sequence_idle` |
+| model target | cache and batch queue of a model | model, loader, its entry, declarations |
+| route | retry budgets, and more of its layers | its section, targets, cut-over, `policies` (2) |
+| limit | the queue of a route | `in_flight` and `queue*`, of the route or `policies` |
+| affinity | the targets of a route's sequences | `policies.sequence_idle` |
+
+1. Declarations of models that routes may call there, and routes there with `sequence_ids: text`.
+2. The keys that its layers read. Top-level keys that layers read count for all kinds with layers.
+
+Targets and upstreams follow other cached models, timeouts and `sequence_idle` without being
+replaced; see `ServiceGraph.start`. Each reload replaces the layers of listeners, the pipelines, and
+the routes to pipelines. A part that is replaced may keep objects of its layers: see `keep_of`.
+"""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field

@@ -115,25 +115,31 @@ def build_models(  # noqa: PLR0913  # by name but the first three
     if loader is not None:
         found = loader(replace(at("", {}, parts.keep_of("model loader", "")), layer="model loader"))
         made = parts.get("model loader", "", found, lambda: found)
-    for name, model in config.models.items():
-        if model.backend is not None:
-            spec = model_spec(name, model, directory)
-            find = partial(versions_of, backend(model.backend), spec)
-            # What a declaration changes needs no other model; other files do.
-            source = (model.model_copy(update={"protocols": {}}), spec.file_states())
-            loaded = parts.get("model", name, source, partial(ReloadableModel, find))
-            loadable[name] = loaded
-            declared = {name: declarations[name]} if name in declarations else {}
+
+    def build(name: str, model: ModelConfig, loaded: ReloadableModel) -> RouteTarget:
+        declared = {name: declarations[name]} if name in declarations else {}
+
+        def target() -> RouteTarget:
             context = at(name, {"model": model}, parts.keep_of("model target", name))
             ready: Ready = loaded.ready
             if made is not None:
                 context = context.with_parts(made)
                 ready = partial(made.is_loadable, name)
             processes = ModelProcesses(1 if model.backend in STATELESS else workers)
-            target = partial(
-                _target, name, loaded, ready, model, declared, context.with_parts(processes)
-            )
-            targets[name] = parts.get("model target", name, (loaded, declared, *shared), target)
+            return _target(name, loaded, ready, model, declared, context.with_parts(processes))
+
+        # The contents of the files of declarations are in `declared`.
+        own = model.model_copy(update={"protocols": {}})
+        return parts.get("model target", name, (loaded, own, declared, made, *shared), target)
+
+    for name, model in config.models.items():
+        if model.backend is not None:
+            spec = model_spec(name, model, directory)
+            find = partial(versions_of, backend(model.backend), spec)
+            # Its layers and what is declared of it need no other model; other files do.
+            source = (model.backend, spec, spec.file_states())
+            loadable[name] = parts.get("model", name, source, partial(ReloadableModel, find))
+            targets[name] = build(name, model, loadable[name])
     return BuiltModels(loadable, targets, made)
 
 

@@ -10,7 +10,7 @@ from gateway.config.routes import MatchConfig, RouteConfig, TargetConfig
 from gateway.ir.context import ModelRef
 from gateway.policies.limits.deadline import ROUTE_TIMEOUT, TIMEOUT
 from gateway.routing.match import Rule
-from gateway.settings.patterns import is_pattern
+from gateway.settings.patterns import Matches, globs, is_pattern
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +132,20 @@ def longest_timeout(config: Config, upstream: str) -> float:
     ]
     found = [TIMEOUT.of(config.policies), *(each for each in own if each is not None)]
     return max(each or _LONGEST_S for each in found)
+
+
+def models_at(config: Config, upstream: str) -> Matches:
+    """Return whether a route may send calls of a model to *upstream*, by the model's name there."""
+    found: list[str] = []
+    for ruled in ruled_routes(config):
+        targets = (None,) if ruled.config is None else ruled.config.targets
+        if _targets_upstream(ruled, upstream):
+            asked = [rule.model for rule in ruled.rules]
+            for target in targets:
+                if target is None or target.upstream == upstream:
+                    own = None if target is None else target.model
+                    found += asked if own is None else [_literal(own)]
+    return globs(found)
 
 
 def text_routes_to(config: Config, upstream: str) -> frozenset[str]:

@@ -1,8 +1,7 @@
-"""Builds the service of each route, in a fixed order of layers.
+"""Builds the service of each route, and of its targets.
 
-From the outside in: `CallLimits` (concurrency limit, timeout, retry), `Balance`, and for each
-target `Rename` and the upstream or model. `gateway.py` puts the router and `Observe` outside them;
-`upstreams.py` and `models.py` build the layers of a target.
+`app/layers.py` has the order of their layers. `service_graph.py` puts the router outside them;
+`upstreams.py` and `models.py` build what a target calls.
 """
 
 import sys

@@ -1,7 +1,7 @@
 """The services between the listeners and the sockets of upstreams, for one configuration.
 
-A reload builds the next graph from the previous one. Parts whose configuration did not change are
-kept: connections, loaded models, caches, limits. `gateway.py` exchanges the graphs.
+A reload builds the next graph from the previous one, and keeps what `kept_parts.py` lists.
+`gateway.py` exchanges the graphs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gateway import __version__
 from gateway.api.extension import ModelPlacement, TrafficShift
 from gateway.api.layer import Layer
 from gateway.app.admin.status.document import route_entries, upstream_entries
-from gateway.app.build.batching import share_upstream_calls
+from gateway.app.build.batching import PerModelService, shared_model, shared_models
 from gateway.app.build.chain_context import ChainContext, Keep, Sections, keep_nothing
 from gateway.app.build.declarations import described_models, read_declarations
 from gateway.app.build.kept_parts import KeptParts
@@ -28,6 +28,7 @@ from gateway.app.build.pipelines import BuiltPipelines, build_pipelines
 from gateway.app.build.route_rules import (
     RuledRoute,
     longest_timeout,
+    models_at,
     named_models,
     required_routes,
     ruled_routes,
@@ -49,7 +50,7 @@ from gateway.app.listen.listeners import ListenerEntry, max_message_bytes
 from gateway.app.run.process_parts import ProcessParts
 from gateway.concurrency.slices import in_slices
 from gateway.config.load import LoadedConfig
-from gateway.config.models import Config, ListenerConfig, UpstreamConfig
+from gateway.config.models import Config, ListenerConfig, ModelConfig, UpstreamConfig
 from gateway.ir.metadata import ServerMetadata
 from gateway.policies.access.authorise import ListenerAccess
 from gateway.policies.access.layers import ClientAccess
@@ -71,6 +72,7 @@ from gateway.routing.router import Router
 from gateway.routing.server_info import Index, ServerInfo, ServerOptions
 from gateway.routing.upstream_queries import UpstreamQuestions
 from gateway.service import Service
+from gateway.settings.patterns import Matches
 from gateway.telemetry.log import logs
 from gateway.telemetry.log.log_settings import LogSettings
 from gateway.transports.memory_budget import MemoryBudget
@@ -126,6 +128,7 @@ class ServiceGraph:
             declarations=self._declarations,
         )
         self.upstreams = self._build_upstreams()
+        self._shared_models = self._build_shared_models()
         self._targets = self._build_targets()
         self.pipelines: BuiltPipelines = build_pipelines(
             config, self._context("", {}, self.parts.keep_of("pipelines", ""))
@@ -189,6 +192,18 @@ class ServiceGraph:
         for built in upstreams:
             built.start()
         await self.pipelines.check()
+        self._change_kept_parts()
+
+    def _change_kept_parts(self) -> None:
+        """Tell kept parts what of this configuration they follow without being replaced."""
+        for name, built in self.upstreams.items():
+            built.follow(
+                sequence_idle_s=SEQUENCE_IDLE.of(self.config.policies),
+                longest_call_s=longest_timeout(self.config, name),
+            )
+        for name, target in self._targets.items():
+            if isinstance(target.service, PerModelService):
+                target.service.replace(self._shared_models[name])
 
     def retire(self) -> asyncio.Event:
         """Give up the entries; return an event that is set when the last call of them has ended.
@@ -324,10 +339,9 @@ class ServiceGraph:
         shared = self._shared_settings("upstream", "endpoint")
 
         def build(name: str, upstream: UpstreamConfig) -> BuiltUpstream:
-            longest_call_s = longest_timeout(config, name)
             text_routes = text_routes_to(config, name)
-            idle_s = SEQUENCE_IDLE.of(config.policies)
-            source = (upstream, described, idle_s, longest_call_s, text_routes, *shared)
+            asked = described.of(self._models_at(name))
+            source = (upstream, asked, text_routes, *shared)
             return self.parts.get(
                 "upstream",
                 name,
@@ -339,34 +353,56 @@ class ServiceGraph:
                     self._context(
                         name, {"upstream": upstream}, self.parts.keep_of("upstream", name)
                     ),
-                    sequence_idle_s=idle_s,
-                    longest_call_s=longest_call_s,
+                    sequence_idle_s=SEQUENCE_IDLE.of(config.policies),
+                    longest_call_s=longest_timeout(config, name),
                     text_routes=text_routes,
                 ),
             )
 
         return {name: build(name, upstream) for name, upstream in config.upstreams.items()}
 
-    def _build_targets(self) -> dict[str, RouteTarget]:
+    def _models_at(self, upstream: str) -> Matches:
+        """Return whether calls of a model may go to an upstream, by the model's name there."""
+        inside = {"route", "target", "upstream"}
+        if any(layer.chain in inside for layer in layers().values()):
+            return lambda _name: True  # a layer of a package may send calls of other models
+        return models_at(self.config, upstream)
+
+    def _build_shared_models(self) -> dict[str, dict[str, Service]]:
+        """Return the services of models with a batch queue or a cache, by upstream and model."""
         config = self.config
         shared = self._shared_settings("model")
-        models = {name: model for name, model in config.models.items() if model.backend is None}
 
+        def build(upstream: str, built: BuiltUpstream, name: str, model: ModelConfig) -> Service:
+            part = f"{upstream}/{name}"
+            sections: Sections = {"upstream": config.upstreams[upstream]}
+            return self.parts.get(
+                "shared model",
+                part,
+                (built, model, *shared),
+                lambda: shared_model(
+                    name,
+                    model,
+                    built.service,
+                    self._context(upstream, sections, self.parts.keep_of("shared model", part)),
+                ),
+            )
+
+        models = shared_models(config.models)
+        return {
+            upstream: {name: build(upstream, built, name, each) for name, each in models.items()}
+            for upstream, built in self.upstreams.items()
+        }
+
+    def _build_targets(self) -> dict[str, RouteTarget]:
         def build(name: str, built: BuiltUpstream) -> RouteTarget:
+            models = self._shared_models[name]
             return self.parts.get(
                 "target",
                 name,
-                (built, models, *shared),
+                (built, bool(models)),
                 lambda: RouteTarget(
-                    share_upstream_calls(
-                        built.service,
-                        models,
-                        self._context(
-                            name,
-                            {"upstream": config.upstreams[name]},
-                            self.parts.keep_of("target", name),
-                        ),
-                    ),
+                    PerModelService(built.service, models) if models else built.service,
                     built.ready,
                 ),
             )
@@ -386,7 +422,7 @@ class ServiceGraph:
         else:
             targets = [own[ruled.model]] if ruled.model else list(self._targets.values())
         state = route_state(ruled, self.config.policies, self.parts)
-        source = (ruled, self.config.policies, targets, shift, *self._route_settings)
+        source = (ruled, targets, shift, *self._route_settings)
         return self.parts.get(
             "route",
             ruled.name,

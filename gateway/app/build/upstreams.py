@@ -300,6 +300,14 @@ class BuiltUpstream:
         """Its endpoints, with all that belongs to them."""
         return self._members if self._discovery is None else self._discovery.members
 
+    def follow(self, *, sequence_idle_s: float, longest_call_s: float) -> None:
+        """Use other times from now on; see `build_upstream`."""
+        self.endpoints.affinity.idle_s = sequence_idle_s
+        for member in self.members:
+            member.withheld.longest_s = longest_call_s
+        if self._discovery is not None:
+            self._discovery.leave_s = longest_call_s
+
     def passthrough_client(
         self, config: UpstreamConfig, *, passes_inferences: bool
     ) -> PassthroughClient | None:

@@ -73,11 +73,11 @@ log = structlog.get_logger(__name__)
 Ready = Callable[[], Awaitable[bool]]
 
 _HTTP_IDS: Final = {
-    "attach_request_id": attach_http_request_id,
+    "attach_headers": attach_http_request_id,
     "read_request_id": http_request_id,
 }
 _GRPC_IDS: Final = {
-    "attach_request_id": attach_grpc_request_id,
+    "attach_headers": attach_grpc_request_id,
     "read_request_id": grpc_request_id,
 }
 
@@ -187,7 +187,7 @@ class BuiltListener:
         options = {**self.rejections.reports(codec.name, codec), **request_ids}
         service = self._service_of(spec, codec)
         built: Frontend[Any, Any] = Frontend(codec, service, tap=self._tap, **options)
-        attach = request_ids.get("attach_request_id")
+        attach = request_ids.get("attach_headers")
         self._connect_frontend(built, spec, codec, attach)
         self._frontends.append((spec, codec, built, attach))
         if self._load is None or attach is None:

@@ -6,8 +6,7 @@ supervisor of the workers. A file with an error changes nothing.
 `build/service_graph` builds all that stands between the listeners and the sockets of upstreams. A
 reload builds the next graph with the same code, loads its new models, probes its new upstreams and
 then connects the frontends to it. This last step has no `await`, so each call has one graph or the
-other. `KeptParts` has every part with all that it was built from. If the source is equal, the part
-is kept, with its connections, models, caches and limits.
+other. `build/kept_parts` lists the parts that are kept, each with the source that must be equal.
 
 `retirement` closes the old graph. Only its calls in progress still refer to its entries, so a
 weak reference tells when the last one has ended, and calls pay nothing for it. Nothing else may
@@ -348,7 +347,7 @@ def changed_keys(old: Config, new: Config) -> list[str]:
     """
     found = []
     for key in type(new).model_fields:
-        sections = getattr(old, key), getattr(new, key)
+        sections = _of_one_kind(getattr(old, key), getattr(new, key))
         if sections[0] != sections[1]:
             before, after = (_entries(each, is_new=None in sections) for each in sections)
             names = dict.fromkeys((*after, *before))
@@ -356,6 +355,14 @@ def changed_keys(old: Config, new: Config) -> list[str]:
             # A plain value has no entries, and the order of a list may be all that differs.
             found += [f"{key}.{name}" for name in inner] or [key]
     return found
+
+
+def _of_one_kind(old: Any, new: Any) -> tuple[Any, Any]:
+    """Return two sections, one that the file does not have with the defaults of the other."""
+    if isinstance(old, Model) and isinstance(new, Model) and type(old) is not type(new):
+        # Settings of layers extend the kind of a section that the file has.
+        return (type(new)(), new) if isinstance(new, type(old)) else (old, type(old)())
+    return old, new
 
 
 def _entries(value: object, *, is_new: bool) -> Mapping[str, object]:

@@ -282,7 +282,8 @@ class CutoverController(Collector):
 
 
 def _changed(name: str, cutover: LeaderCutover) -> str:
-    return (
-        f"the cut-over of {name!r} is {cutover.state.phase.value}: its plan cannot change; "
-        f"expected 'gateway cutover rollback {name}' first"
-    )
+    phase = cutover.state.phase
+    expected = f"expected 'gateway cutover rollback {name}' first"
+    if phase is Phase.DONE:
+        expected = "expected no 'cutover' any more, the weights in the route, and a restart"
+    return f"the cut-over of {name!r} is {phase.value}: its plan cannot change; {expected}"

@@ -118,7 +118,7 @@ class CutoverFiles:
             return []
         return list(decode_events(lines))[-limit:]
 
-    def lead(self) -> bool:
+    def try_lead(self) -> bool:
         """Return whether this process leads from now on; another gateway may do so.
 
         Raises:

@@ -51,7 +51,7 @@ class StateStore(Protocol):
     def trouble(self) -> str:
         """Why nobody can be elected at present; "" if that is possible."""
 
-    def lead(self) -> bool:
+    def try_lead(self) -> bool:
         """Return whether this gateway decides from now on."""
 
     def release(self) -> None:

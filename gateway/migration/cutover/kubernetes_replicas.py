@@ -204,7 +204,7 @@ class ClusterReplicas:
         """Why nobody can be elected at present; "" if that is possible."""
         return self._api.trouble
 
-    def lead(self) -> bool:
+    def try_lead(self) -> bool:
         """Return whether this gateway holds the Lease, which is renewed in time."""
         with self._lock:
             try:

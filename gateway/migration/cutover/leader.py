@@ -37,6 +37,7 @@ from gateway.migration.cutover.steps import (
     missing_conditions,
     next_text,
     restarted,
+    still_done,
     verdict_of,
     verdicts,
 )
@@ -101,7 +102,7 @@ class LeaderCutover:
         # Whether `state` is that of the cut-over, not the one before it has been read.
         self._is_known = False
         self.state = CutoverState()
-        self.is_leader = files.lead()
+        self.is_leader = files.try_lead()
         self._load()
 
     @property
@@ -251,10 +252,7 @@ class LeaderCutover:
             self._replicas.remove()
         if self.is_leader:
             self.is_leader = False
-            try:
-                self._files.save(self.plan.digest, self.state)
-            except OSError as error:
-                self._log_unwritten(error)
+            self._save(self.state)
         self._files.release()
 
     def _load(self) -> None:
@@ -265,6 +263,12 @@ class LeaderCutover:
             found = self._files.load(digest)
         except UnusableState as error:
             self._is_known = True
+            done = still_done(self.plan, error.state)
+            if done is not None:
+                self.state = done
+                if self.is_leader:
+                    self._save(done)
+                return
             if not self.is_leader:
                 # Whoever leads says so; calls stay where they are safe.
                 known = self.state
@@ -289,9 +293,9 @@ class LeaderCutover:
         self.state = restarted(found) if self.is_leader else found
 
     def _distrust(self, error: UnusableState) -> None:
-        """Begin with weight 0: paused, or ready if nothing was under way."""
+        """Begin with weight 0: paused, or ready if nothing was under way or another was done."""
         earlier = CutoverState() if error.state is None else error.state
-        if error.state is not None and earlier.phase in IDLE_PHASES:
+        if error.state is not None and earlier.phase in IDLE_PHASES | {Phase.DONE}:
             self.state = CutoverState(epoch=earlier.epoch + 1, attempt=earlier.attempt + 1)
             self._replace_file()
             return
@@ -323,7 +327,7 @@ class LeaderCutover:
 
         They are read by the gateway that leads. If they are out of reach it decides nothing.
         """
-        led, self.is_leader = self.is_leader, self._files.lead()
+        led, self.is_leader = self.is_leader, self._files.try_lead()
         if not (led and self.is_leader):
             self._load()
         shared: dict[str, dict[str, Any]] = {}
@@ -385,6 +389,13 @@ class LeaderCutover:
     def _write(self, state: CutoverState) -> None:
         self._files.save(self.plan.digest, state)
         self._saved_at_s = self._monotonic()
+
+    def _save(self, state: CutoverState) -> None:
+        """Write the state if possible; otherwise the log says so."""
+        try:
+            self._files.save(self.plan.digest, state)
+        except OSError as error:
+            self._log_unwritten(error)
 
     def _log_unwritten(self, error: OSError) -> None:
         name = self.plan.migration

@@ -28,7 +28,7 @@ class Phase(enum.Enum):
 
 
 IDLE_PHASES: Final = frozenset({Phase.READY, Phase.ROLLED_BACK})
-"""Phases in which nothing is under way, so that the plan may change."""
+"""Phases without calls to the new target, so that another plan may begin; DONE has them all."""
 
 ADVANCING: Final = frozenset({Phase.MIRRORING, Phase.BAKING, Phase.WAITING_FOR_APPROVAL})
 """Phases from which the next step follows."""

@@ -1,7 +1,7 @@
 """The cut-over of a migration: which share of the calls goes to the new target, and why.
 
 It is pure: `decide` and `command` are functions of the plan, the state, the evidence and the time.
-`cutover_files.py` keeps states on disk, and `gateway.migration.cutover` does what is decided.
+`files.py` keeps states on the disk, and `leader.py` does what is decided.
 """
 
 import hashlib
@@ -103,6 +103,7 @@ class CutoverState:
         tripped: The guard that tripped in this attempt; "" for none.
         reason: Why it is paused or rolled back.
         comparisons: What the guards of the comparisons continue with after a restart.
+        moved_to: The target that has all calls when it is done; "" before, or if unknown.
     """
 
     phase: Phase = Phase.READY
@@ -125,6 +126,7 @@ class CutoverState:
     tripped: str = ""
     reason: str = ""
     comparisons: Mapping[str, Any] = field(default_factory=dict)
+    moved_to: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +292,7 @@ def _trip(plan: CutoverPlan, state: CutoverState, guard: GuardVerdict, why: str)
 
 def _advance(plan: CutoverPlan, state: CutoverState) -> Decision:
     if state.step == len(plan.steps):
-        done = _after(state, Event.COMPLETE, reason="")
+        done = _after(state, Event.COMPLETE, reason="", moved_to=plan.new)
         text = f"all calls go to {plan.new}"
         return Decision(done, (CutoverEvent("cutover done", text),))
     percent = plan.percent(state.step + 1)
@@ -405,6 +407,19 @@ def missing_conditions(
 def restarted(state: CutoverState) -> CutoverState:
     """Return a state as it is after a restart: same step and weight, new bake time."""
     return replace(state, baked_s=0.0, idle_s=0.0, decided_s=None)
+
+
+def still_done(plan: CutoverPlan, earlier: CutoverState | None) -> CutoverState | None:
+    """Return the state of a cut-over that was done by another plan; None if it was not.
+
+    Its calls stay at the new target, unless the plan is one for another target.
+    """
+    if earlier is None or earlier.phase is not Phase.DONE:
+        return None
+    if earlier.moved_to not in ("", plan.new):
+        return None
+    evidence: dict[str, Any] = {"detector": (), "models": "", "comparisons": {}}
+    return replace(restarted(earlier), step=len(plan.steps), moved_to=plan.new, **evidence)
 
 
 def distrusted(reason: str, epoch: int = 0, attempt: int = 0) -> CutoverState:

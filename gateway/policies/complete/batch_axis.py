@@ -22,6 +22,7 @@ from gateway.ir.tensors.data import RawData, SlicedData, TensorData, check_items
 from gateway.ir.tensors.datatypes import Datatype
 from gateway.ir.tensors.expected_inputs import find_mismatch
 from gateway.ir.tensors.tensor import Shape, Tensor, array_tensor, as_items, as_numpy, items_tensor
+from gateway.policies.complete.tensors import TensorCompleter
 
 M = TypeVar("M", InferRequest, InferResponse)
 
@@ -38,24 +39,25 @@ def apply_batch_size(call: InferRequest, metadata: ModelMetadata, *, whole: bool
             of one item.
 
     Raises:
-        InvalidRequest: The batch size is not allowed, or an input does not match the model.
+        InvalidRequest: The batch size is not allowed, or an input does not match the model. Inputs
+            without a name match by position.
         InvalidTensor: The number of bytes does not match the inputs.
     """
     batch_size = call.batch_size or 0
     model = call.model or ModelRef(metadata.name)
     _check_batch(model, metadata, batch_size)
     has_batch = metadata.supports_batching
-    by_name = {declared.name: declared for declared in metadata.inputs}
+    names = {declared.name for declared in metadata.inputs}
     # Before elements are read.
-    mismatch = find_mismatch(model, [tensor.name for tensor in call.inputs], by_name)
+    mismatch = find_mismatch(model, [tensor.name for tensor in call.inputs], names)
     if mismatch is not None:
         raise mismatch
     body: memoryview | None = None
     offset = 0
     inputs = []
-    for tensor in call.inputs:
-        name, data = tensor.name, tensor.data
-        declared = by_name[name]
+    completer = TensorCompleter("input", model, metadata.inputs, has_batch, InvalidRequest)
+    for tensor, declared in zip(call.inputs, completer.declared_of(call.inputs), strict=True):
+        name, data = declared.name, tensor.data
         datatype, shape = _item_type(tensor, declared, metadata.name, has_batch=has_batch)
         item = _Item(name, datatype, shape, batch_size)
         if isinstance(data, SlicedData):
@@ -87,7 +89,7 @@ def _item_type(
     tensor: Tensor, declared: TensorMetadata, model: str, *, has_batch: bool
 ) -> tuple[Datatype, Shape]:
     """Return the datatype and shape of one item."""
-    name = tensor.name
+    name = declared.name
     datatype = tensor.datatype or declared.datatype
     if datatype is None:
         raise InvalidRequest(

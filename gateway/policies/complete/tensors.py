@@ -53,21 +53,28 @@ class TensorCompleter:
             GatewayError: Of class `failure`: tensors and metadata do not match.
         """
         is_raw = is_raw_binary_request(tensors)
-        names = {tensor.name for tensor in tensors if tensor.name}
         needed = ALL_NEEDS if is_raw else needs
-        # All names come before the first elements.
-        declared = [
-            self._by_name(tensor.name)
-            if tensor.name
-            else self._by_position(position, len(tensors), names)
-            for position, tensor in enumerate(tensors)
-        ]
+        declared = self.declared_of(tensors)  # all names come before the first elements
         return tuple(
             [
                 self._complete(tensor, found, needed, is_raw=is_raw)
                 for tensor, found in zip(tensors, declared, strict=True)
             ]
         )
+
+    def declared_of(self, tensors: Sequence[Tensor]) -> list[TensorMetadata]:
+        """Return the declaration of each of *tensors*, by its name or its position.
+
+        Raises:
+            GatewayError: Of class `failure`: one has none.
+        """
+        names = {tensor.name for tensor in tensors if tensor.name}
+        return [
+            self._by_name(tensor.name)
+            if tensor.name
+            else self._by_position(position, len(tensors), names)
+            for position, tensor in enumerate(tensors)
+        ]
 
     def _by_name(self, name: str) -> TensorMetadata:
         for declared in self.declared:

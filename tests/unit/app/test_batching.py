@@ -11,7 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.app.build.batching import PerModelService, batch_queues, share_upstream_calls
+from gateway.app.build.batching import (
+    PerModelService,
+    batch_queues,
+    shared_model,
+    shared_models,
+)
 from gateway.app.build.chain_context import NO_CONTEXT, ChainContext, Keep, Sections
 from gateway.app.build.models import build_models
 from gateway.app.layers import build_chain
@@ -86,7 +91,10 @@ def upstream(target: Service, metrics: Metrics, **models: ModelConfig) -> Servic
     at = ChainContext(
         name="u", sections={"upstream": config}, parts=NO_CONTEXT.parts, metrics=metrics
     )
-    return share_upstream_calls(target, models, at)
+    services = {
+        name: shared_model(name, model, target, at) for name, model in shared_models(models).items()
+    }
+    return PerModelService(target, services)
 
 
 def sample(metrics: Metrics, name: str, **labels: str) -> float | None:
@@ -96,12 +104,11 @@ def sample(metrics: Metrics, name: str, **labels: str) -> float | None:
 # --- an upstream's models ---
 
 
-def test_models_without_sharing_add_no_layer(metrics: Metrics) -> None:
+def test_models_without_sharing_add_no_layer() -> None:
     """Models without batching or cache, or of the gateway itself, add none to an upstream."""
-    target = ScriptedService()
     assert not is_shared(ModelConfig())
     own = model_of(backend="python", cache={})
-    assert target is upstream(target, metrics, a=ModelConfig(), b=own)
+    assert {} == shared_models({"a": ModelConfig(), "b": own})
 
 
 async def test_calls_of_an_upstream_model_are_batched(metrics: Metrics) -> None:

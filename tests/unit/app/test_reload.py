@@ -198,6 +198,11 @@ async def test_a_file_that_cannot_be_read_in_time_fails_the_reload() -> None:
             "policies: {timeout: 5s, in_flight: 3}",
             ["policies.in_flight"],
         ),
+        ("", "policies: {timeout: 9s}", ["policies.timeout"]),
+        ("policies: {timeout: 9s}", "", ["policies.timeout"]),
+        ("", "policies: {}", []),
+        ("", "lifecycle: {drain: 9s}", ["lifecycle.drain"]),
+        ("", "telemetry: {log: {level: debug}}", ["telemetry.log"]),
         ("state: {directory: a}", "", ["state.directory"]),
         (
             "routes: [{name: a, targets: [{model: a}]}, {name: b, targets: [{model: a}]}]",

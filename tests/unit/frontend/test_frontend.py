@@ -99,9 +99,7 @@ async def test_a_codec_may_set_the_request_id_itself() -> None:
             return super().decode_call(wire)
 
     service = ScriptedService(True, True, True)
-    frontend: Frontend[str, str] = Frontend(
-        Naming(), service, attach_request_id=lambda text, one: one
-    )
+    frontend: Frontend[str, str] = Frontend(Naming(), service, attach_headers=lambda text, one: one)
     found = [await frontend.handle(wire) for wire in ("named", "live", "known")]
     assert found == [call.context.request_id for call in service.calls]
     assert found[0] == f"{found[1]}".replace("-2", "-1") + "!"
@@ -188,28 +186,26 @@ async def test_responses_have_the_request_id() -> None:
         return f"{text} [{request_id}]"
 
     assert ["reply True [mine]"] == await responses_of(
-        ScriptedService(True), "known", attach_request_id=attach_id
+        ScriptedService(True), "known", attach_headers=attach_id
     )
     failed = await responses_of(
-        ScriptedService(NotFound("gone")), "known", attach_request_id=attach_id
+        ScriptedService(NotFound("gone")), "known", attach_headers=attach_id
     )
     assert ["not_found: gone [mine]"] == failed
     stream = FakeStream([infer_response("1"), infer_response("2")])
-    first, second = await responses_of(
-        ScriptedService(stream), "stream", attach_request_id=attach_id
-    )
+    first, second = await responses_of(ScriptedService(stream), "stream", attach_headers=attach_id)
     assert first.startswith("item 1 [")
     assert "item 2" == second
     refused: list[GatewayError] = []
     (text,) = await responses_of(
         ScriptedService(),
         "?",
-        attach_request_id=attach_id,
+        attach_headers=attach_id,
         on_rejected=lambda _name, error: refused.append(error),
     )
     assert f"invalid_argument: '?' is no call [{refused[0].request_id}]" == text
     (text,) = await responses_of(
-        ScriptedService(), "?", attach_request_id=attach_id, read_request_id=lambda _wire: "own"
+        ScriptedService(), "?", attach_headers=attach_id, read_request_id=lambda _wire: "own"
     )
     assert "invalid_argument: '?' is no call [own]" == text
 

@@ -403,6 +403,48 @@ async def test_a_changed_plan_pauses_a_running_cutover_at_weight_0(
     await last.controller.stop()
 
 
+CHANGED_PLANS = {
+    "another URL of the old target": ("http://a:1", "http://a:2", ("done", 2, 100.0)),
+    "another URL of the new target": ("http://b:1", "http://b:2", ("done", 2, 100.0)),
+    "more steps": ("[5, 100]", "[5, 25, 100]", ("done", 3, 100.0)),
+    "a guard": ("below: 1%%}, errors", "below: 2%%}, errors", ("done", 2, 100.0)),
+    "another new target": ("new: b", "new: c", ("ready", 0, 0.0)),
+}
+
+
+@pytest.mark.parametrize("case", CHANGED_PLANS)
+async def test_a_changed_plan_leaves_a_cutover_that_is_done(
+    leader: Leader, tmp_path: Path, case: str
+) -> None:
+    """After a restart all calls still go to the new target, unless it is another one."""
+    before, after, expected = CHANGED_PLANS[case]
+    await leader.do("start")
+    await leader.seconds(12, calls=500)
+    assert ("done", 2, 100.0) == leader.at
+    await leader.controller.stop()
+    text = TEXT.replace(before, after)
+    if "new: c" in text:
+        text = text.replace("{upstream: b, weight: 0}", "{upstream: b, weight: 0, model: c}")
+        text = text.replace("new: c", "new: b/c")
+    assert text != TEXT
+    for _ in range(2):  # the state is then one of the other plan
+        again = Leader(tmp_path, text=text)
+        assert (expected, [expected[2] / 100] * 2) == (again.at, again.processes.shares)
+        await again.seconds(2)
+        assert expected == again.at
+        await again.controller.stop()
+
+
+async def test_a_reload_cannot_change_a_plan_that_is_done(leader: Leader, tmp_path: Path) -> None:
+    """The error does not advise to move all clients back."""
+    await leader.do("start")
+    await leader.seconds(12, calls=500)
+    other = load_text(TEXT.replace("[5, 100]", "[50, 100]") % (tmp_path, ""))
+    with pytest.raises(ConfigError, match="expected no 'cutover' any more, the weights") as caught:
+        leader.controller.check(other)
+    assert "rollback" not in str(caught.value)
+
+
 async def test_a_reload_cannot_change_the_plan_of_a_running_cutover(
     leader: Leader, tmp_path: Path
 ) -> None:

@@ -577,12 +577,12 @@ def test_states_round_trip_and_conflicts_are_rejected(
 ) -> None:
     """The writer reads no state back; a state with damage or of another plan is rejected."""
     first, second = store("a"), store("b")
-    assert first.lead()
+    assert first.try_lead()
     assert first.load("p") is None
     state = CutoverState(Phase.BAKING, step=1, weight=5.0, epoch=3)
     first.save("p", state)
     assert first.load("p") is None
-    assert not second.lead()
+    assert not second.try_lead()
     assert second.load("p") == state
     assert second.load("p") is None
     with pytest.raises(StateConflict, match="the Lease tensor-gateway-m is lost"):
@@ -594,8 +594,8 @@ def test_states_round_trip_and_conflicts_are_rejected(
     with pytest.raises(UnusableState, match="checksum is wrong"):
         second.load("p")
     first.release()
-    assert second.lead() or not second.clock.advance(3)  # type: ignore[attr-defined]
-    assert second.lead()
+    assert second.try_lead() or not second.clock.advance(3)  # type: ignore[attr-defined]
+    assert second.try_lead()
     with pytest.raises(StateConflict, match="has changed"):
         second.save("p", state)  # it has not seen what it would replace
     with pytest.raises(UnusableState, match="checksum is wrong"):
@@ -613,7 +613,7 @@ def test_a_change_between_state_and_event_is_not_lost(
 ) -> None:
     """After the conflict nothing is saved until the other state has been read."""
     found = store("a")
-    assert found.lead()
+    assert found.try_lead()
     assert found.load("p") is None
     state, other = CutoverState(epoch=3), CutoverState(epoch=4)
     found.save("p", state)
@@ -622,10 +622,10 @@ def test_a_change_between_state_and_event_is_not_lost(
     event = CutoverEvent("cutover step", "5%")
     with pytest.raises(StateConflict, match="has changed"):
         found.append(event, state, 1.0)
-    assert found.lead()
+    assert found.try_lead()
     with pytest.raises(StateConflict, match="has changed"):
         found.save("p", state)
-    assert found.lead()
+    assert found.try_lead()
     assert found.load("p") == other
     found.save("p", other)
     found.append(event, other, 1.0)
@@ -637,13 +637,13 @@ def test_a_paused_leader_renews_its_lease_before_it_writes(
 ) -> None:
     """It stops writing five seconds before others may lead."""
     found = store("a")
-    assert found.lead()
+    assert found.try_lead()
     assert found.load("p") is None
     found.clock.advance(10.5)  # type: ignore[attr-defined]
     with pytest.raises(StateConflict, match="the Lease tensor-gateway-m is lost"):
         found.save("p", CutoverState())
     assert STATE not in server.objects
-    assert found.lead()
+    assert found.try_lead()
     found.save("p", CutoverState())
     assert STATE in server.objects
 
@@ -652,8 +652,8 @@ def test_a_restarted_process_has_another_identity(
     store: Callable[[str], ClusterReplicas],
 ) -> None:
     """A restarted container has the same host name and process number."""
-    assert store("a").lead()
-    assert not store("a").lead()
+    assert store("a").try_lead()
+    assert not store("a").try_lead()
 
 
 def test_one_of_two_concurrent_candidates_is_elected(
@@ -664,13 +664,13 @@ def test_one_of_two_concurrent_candidates_is_elected(
 
     def meanwhile() -> None:
         server.before_create = None
-        assert first.lead()
+        assert first.try_lead()
 
     server.before_create = meanwhile
     with capture_logs() as logs:
-        assert not second.lead()
+        assert not second.try_lead()
     assert [] == logs
-    assert first.lead()
+    assert first.try_lead()
     holder = server.objects[LEASE]["spec"]["holderIdentity"]
     assert holder.startswith("a-")
 
@@ -681,7 +681,7 @@ def test_damaged_and_old_reports_are_ignored(
     """A damaged report is skipped, a silent one ignored after 15 s and removed after a minute."""
     leader, other = store("a"), store("b")
     clock: FakeClock = leader.clock  # type: ignore[attr-defined]
-    assert leader.lead()
+    assert leader.try_lead()
     leader.write({"reports": {}})
     other.write({"reports": {}})
     name = next(name for _, name in server.objects if name.startswith("tensor-gateway-m.b-"))
@@ -718,7 +718,7 @@ def test_damaged_and_old_reports_are_ignored(
 def test_migration_names_become_valid_kubernetes_names(
     store: Callable[..., ClusterReplicas], server: FakeApiServer, migration: str, name: str
 ) -> None:
-    assert store("a", migration).lead()
+    assert store("a", migration).try_lead()
     ((_, found),) = server.objects
     assert re.fullmatch(name, found)
 
@@ -731,7 +731,7 @@ def test_a_missing_permission_is_logged_once(
     server.rights = {each for each in server.rights if each[1] == "leases"}
     with capture_logs() as logs:
         for _ in range(5):
-            assert not found.lead()
+            assert not found.try_lead()
             found.clock.advance(3)  # type: ignore[attr-defined]
     assert ["Kubernetes unreachable"] == [each["event"] for each in logs]
     assert "replied 403 refused by the test" in logs[0]["reason"]

@@ -131,6 +131,20 @@ async def test_open_sequences_do_not_move() -> None:
     assert "old" == await route.target(in_sequence(2))
 
 
+@pytest.mark.parametrize("rule", Readiness)
+async def test_the_old_target_stays_the_fallback_after_the_last_step(rule: Readiness) -> None:
+    """While the new target is not ready, the old one gets the calls, and counts for readiness."""
+    route = Route(CutoverShift("m", "new"), rule)
+    route.shift.apply(100, 1, 1)
+    route.down.add("old")
+    assert ("new", True) == (await route.target(of_user(1)), route.balance.ready())
+    route.down = {"new"}
+    expected = rule is Readiness.ANY
+    assert ("old", expected) == (await route.target(of_user(1)), route.balance.ready())
+    route.down = {"new", "old"}
+    assert not route.balance.ready()
+
+
 async def test_a_sequence_of_a_lost_target_is_lost() -> None:
     """No other target continues the sequence."""
     route = shifted(100)
@@ -160,13 +174,12 @@ async def test_a_retry_uses_the_old_target() -> None:
 
 
 async def test_readiness_follows_the_targets_in_use() -> None:
-    """At 0 % the new target is ignored, at 100 % the old one."""
-    for percent, ready_without in ((0, "new"), (100, "old")):
-        route = shifted(percent)
-        route.down = {ready_without}
-        assert route.balance.ready()
-        route.down = {"old", "new"} - {ready_without}
-        assert not route.balance.ready()
+    """At 0 % the new target is ignored."""
+    route = shifted(0)
+    route.down = {"new"}
+    assert route.balance.ready()
+    route.down = {"old"}
+    assert not route.balance.ready()
     route = Route(shifted(50).shift, Readiness.ALL)
     route.down = {"new"}
     assert not route.balance.ready()

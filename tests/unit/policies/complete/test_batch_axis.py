@@ -43,6 +43,18 @@ TWO = model(a=(Datatype.INT32, (-1, 2)), b=(Datatype.UINT8, (-1, 3)))
 TWO_BYTES = np.array([1, 2, 3, 4], "<i4").tobytes() + bytes(range(6))
 
 
+def test_inputs_without_a_name_match_by_position() -> None:
+    """They get the names and datatypes of the model; one declaration matches one input only."""
+    call = request(share("", TWO_BYTES, 0), share("", TWO_BYTES, 1, (3,)), batch_size=2)
+    found = apply_batch_size(call, TWO, whole=True)
+    assert [("a", Datatype.INT32, (2, 2)), ("b", Datatype.UINT8, (2, 3))] == [
+        (one.name, one.datatype, one.shape) for one in found.inputs
+    ]
+    twice = request(share("b", TWO_BYTES, 0), share("", TWO_BYTES, 1))
+    with pytest.raises(InvalidRequest, match="input 'b' at position 1, where the message has an"):
+        apply_batch_size(twice, TWO, whole=True)
+
+
 def test_buffer_is_split_by_datatype_and_batch_size() -> None:
     """Each input gets a view of the buffer, in order and without a copy."""
     call = request(share("a", TWO_BYTES, 0), share("b", TWO_BYTES, 1, (3,)), batch_size=2)
