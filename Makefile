@@ -19,6 +19,8 @@ PROCESSES = $(shell expr $(WORKERS) \* 3)
 # Files in the order of their folders: those of tests/unit take less than a second each and come last, so
 # that all processes end at about the same time. By itself xdist puts files with one long test there.
 BY_FILE = --dist loadfile --no-loadscope-reorder
+# The tests of `unit`.
+USUAL = not slow and not gpu
 # PyTorch for the CPU, which some indexes offer. The usual build, of torch.lock, brings several GB of CUDA libraries.
 TORCH ?= requirements/torch-cpu.lock
 TORCH_CPU := torch==2.13.0+cpu
@@ -75,7 +77,7 @@ run: $(VENV)/.installed-run ## Run the demo: recognise a digit over every protoc
 .PHONY: test
 test: $(VENV)/.installed-dev ## Run all checks, and all tests except the slow suites below.
 	$(MAKE) --jobs=2 --output-sync=target collected types lint contracts generated
-	$(MAKE) unit
+	$(MAKE) unit COLLECTED=--collected=$(VENV)/collected.json
 
 .PHONY: quick
 quick: $(VENV)/.installed-dev ## Check style, contracts, types, and the unit tests of what differs from main, within a minute.
@@ -123,14 +125,15 @@ regenerate: $(VENV)/.installed-dev ## Write the generated files again.
 	$(BIN)/python schemas/api_reference.py
 	$(BIN)/python release/publisher.py
 
-# Compiles all tests once, which each process of `unit` would do at its first start.
+# Compiles and collects all tests once, which each process of `unit` would do at its start.
 .PHONY: collected
 collected: $(VENV)/.installed-dev
-	@$(BIN)/pytest $(TESTS) --collect-only -qq > $(VENV)/collected.txt || { cat $(VENV)/collected.txt; exit 1; }
+	@$(BIN)/pytest $(TESTS) --collect-only -qq -m "$(USUAL)" --collected $(VENV)/collected.json \
+		> $(VENV)/collected.txt || { cat $(VENV)/collected.txt; exit 1; }
 
 .PHONY: unit
 unit: $(VENV)/.installed-dev ## Run the tests alone (TESTS=tests/unit/ir selects some).
-	$(BIN)/pytest $(TESTS) -q -n $(PROCESSES) $(BY_FILE) --hypothesis-profile=ci -m "not slow and not gpu" \
+	$(BIN)/pytest $(TESTS) -q -n $(PROCESSES) $(BY_FILE) --hypothesis-profile=ci -m "$(USUAL)" $(COLLECTED) \
 		--ignore tests/hostile --ignore tests/interop
 
 .PHONY: core

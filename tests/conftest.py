@@ -11,6 +11,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Final
 
 import pytest
@@ -20,6 +21,7 @@ from hypothesis import settings
 from gateway import accelerator
 from gateway.registry import EXTENSIONS
 from tests.accelerated_parts import use_functions
+from tests.collected import CollectedNames, CollectedTests, lasting_objects
 from tests.implementation_marks import is_unavailable
 
 # No deadlines: a busy machine is not a failure, and pytest's own time limit ends what hangs.
@@ -98,15 +100,25 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let several processes collect once."""
+    parser.addoption("--collected", type=Path, help="where the names of the tests are")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Write the names of the tests, or read them in each process of a run."""
+    path = config.getoption("collected")
+    if path is not None and config.getoption("collectonly"):
+        config.pluginmanager.register(CollectedNames(path))
+    elif path is not None and hasattr(config, "workerinput"):
+        config.pluginmanager.register(CollectedTests(path))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Let the garbage collector pass by what is collected here, now and later: all of it stays."""
-    gc.disable()
-    try:
+    """Let the garbage collector pass by what is collected here."""
+    with lasting_objects():
         return (yield)
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

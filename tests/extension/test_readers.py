@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -210,6 +209,13 @@ async def speak(front: Gateway, client: Client, rows: npt.ArrayLike) -> bool:
     return True
 
 
+@pytest.fixture(scope="module", autouse=True)
+def layers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Install the layers, of which each test configures one at most."""
+    with installed(tmp_path_factory.mktemp("site")):
+        yield
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def server() -> AsyncIterator[dict[str, str]]:
     """Run a server of every protocol; return its URLs."""
@@ -242,24 +248,23 @@ LIMITS = {"shapes": ("{elements: 3, names: 1}", MANY), "values": ("{finite: 1}",
 @pytest.mark.parametrize("needs", LIMITS)
 @pytest.mark.parametrize("place", PLACES)
 async def test_a_layer_sees_tensors_of_every_form(
-    server: Mapping[str, str], tmp_path: Path, place: str, needs: str
+    server: Mapping[str, str], place: str, needs: str
 ) -> None:
     """What the layer must refuse is refused in each form, and what it allows comes back."""
     chain, behind = PLACES[place]
     limits, refused = LIMITS[needs]
     text = f"{LISTENER}policies: {{refuse_{chain}_{needs}: {limits}}}\n{behind}"
-    with installed(tmp_path):
-        async with before(server, text) as front:
-            for form in FORMS:
-                if (place, form.name) in NOT_CARRIED:
-                    continue
-                status, shown = await send(front, form, FEW)
-                assert 200 == status, (form.name, shown)
-                status, shown = await send(front, form, refused)
-                assert status in ({413} if refused is MANY else {400, 403, 422}), (form.name, shown)
-            for client in CLIENTS:
-                assert await speak(front, client, FEW), client.name
-                assert not await speak(front, client, refused), client.name
+    async with before(server, text) as front:
+        for form in FORMS:
+            if (place, form.name) in NOT_CARRIED:
+                continue
+            status, shown = await send(front, form, FEW)
+            assert 200 == status, (form.name, shown)
+            status, shown = await send(front, form, refused)
+            assert status in ({413} if refused is MANY else {400, 403, 422}), (form.name, shown)
+        for client in CLIENTS:
+            assert await speak(front, client, FEW), client.name
+            assert not await speak(front, client, refused), client.name
 
 
 UNREAD = (
@@ -274,26 +279,25 @@ OPTIONS = "options: {oip: {opaque: true}, seldon: {feedback: forward}}"
 @pytest.mark.parametrize("needs", ["shapes", "values", "nothing"])
 @pytest.mark.parametrize("place", ["listener", "route before an upstream", "upstream", "endpoint"])
 async def test_unread_calls_do_not_pass_a_layer_that_reads(
-    server: Mapping[str, str], tmp_path: Path, place: str, needs: str
+    server: Mapping[str, str], place: str, needs: str
 ) -> None:
     """Calls that are forwarded as they are get an error that names the layer, but questions pass."""
     chain, behind = PLACES[place]
     listener = LISTENER.replace("default_model: same", f"default_model: same\n    {OPTIONS}")
     text = f"{listener}policies: {{refuse_{chain}_{needs}: {{elements: 9}}}}\n{behind}"
-    with installed(tmp_path):
-        async with before(server, text) as front:
-            for form in UNREAD:
-                status, shown = await send(front, form, FEW)
-                assert status >= 400, (form.name, shown)
-                assert ("reads tensors" in shown) is (needs != "nothing"), (form.name, shown)
-            url = f"http://{front.addresses['main.http']}"
-            for path in ("/v2/models/same/custom", "/send-feedback"):
-                async with aiohttp.ClientSession() as session, session.get(url + path) as response:
-                    assert "reads tensors" not in repr(await response.read())
-            feedback = "/send-feedback?json=%7B%22request%22%3A%7B%7D%7D"
-            async with aiohttp.ClientSession() as session, session.get(url + feedback) as response:
-                shown = repr(await response.read())
-                assert ("reads tensors" in shown) is (needs != "nothing"), shown
+    async with before(server, text) as front:
+        for form in UNREAD:
+            status, shown = await send(front, form, FEW)
+            assert status >= 400, (form.name, shown)
+            assert ("reads tensors" in shown) is (needs != "nothing"), (form.name, shown)
+        url = f"http://{front.addresses['main.http']}"
+        for path in ("/v2/models/same/custom", "/send-feedback"):
+            async with aiohttp.ClientSession() as session, session.get(url + path) as response:
+                assert "reads tensors" not in repr(await response.read())
+        feedback = "/send-feedback?json=%7B%22request%22%3A%7B%7D%7D"
+        async with aiohttp.ClientSession() as session, session.get(url + feedback) as response:
+            shown = repr(await response.read())
+            assert ("reads tensors" in shown) is (needs != "nothing"), shown
 
 
 BIG = np.ones((1, 800_000), "<f4")
@@ -302,7 +306,7 @@ BIG = np.ones((1, 800_000), "<f4")
 @pytest.mark.parametrize("place", ["listener before an upstream", "route", "endpoint"])
 @pytest.mark.parametrize("needs", ["shapes", "values"])
 async def test_a_body_that_is_still_arriving_was_an_error_for_layers_that_read_it(
-    server: Mapping[str, str], tmp_path: Path, place: str, needs: str
+    server: Mapping[str, str], place: str, needs: str
 ) -> None:
     """A binary body of 3.2 MB comes back, and is refused where it must be."""
     chain, behind = PLACES[place]
@@ -312,14 +316,13 @@ async def test_a_body_that_is_still_arriving_was_an_error_for_layers_that_read_i
     refused = {"shapes": np.ones((2, 500_000), "<f4"), "values": wrong}[needs]
     text = f"{LISTENER}policies: {{refuse_{chain}_{needs}: {limits}}}\n{behind}"
     binary = next(each for each in CLIENTS if each.name == "oip.http-binary")
-    with installed(tmp_path):
-        async with before(server, text) as front:
-            assert await speak(front, binary, BIG)
-            assert not await speak(front, binary, refused)
+    async with before(server, text) as front:
+        assert await speak(front, binary, BIG)
+        assert not await speak(front, binary, refused)
 
 
 async def test_each_message_of_a_session_passes_the_layer(
-    server: Mapping[str, str], tmp_path: Path
+    server: Mapping[str, str],
 ) -> None:
     """Of the messages of one stream those are refused that the layer must refuse."""
     text = f"{LISTENER}policies: {{refuse_route_values: {{finite: 1}}}}\n{MODEL}"
@@ -330,17 +333,16 @@ async def test_each_message_of_a_session_passes_the_layer(
         message.inputs.add(name="INPUT0", datatype="FP32", shape=array.shape)
         message.raw_input_contents.append(array.tobytes())
         messages.append(message)
-    with installed(tmp_path):
-        async with (
-            before(server, text) as front,
-            grpc.aio.insecure_channel(front.addresses["main.grpc"]) as channel,
-        ):
-            infer = channel.stream_stream(
-                "/inference.GRPCInferenceService/ModelStreamInfer",
-                request_serializer=pb.ModelInferRequest.SerializeToString,
-                response_deserializer=pb.ModelStreamInferResponse.FromString,
-            )
-            replies = [reply async for reply in infer(iter(messages))]
+    async with (
+        before(server, text) as front,
+        grpc.aio.insecure_channel(front.addresses["main.grpc"]) as channel,
+    ):
+        infer = channel.stream_stream(
+            "/inference.GRPCInferenceService/ModelStreamInfer",
+            request_serializer=pb.ModelInferRequest.SerializeToString,
+            response_deserializer=pb.ModelStreamInferResponse.FromString,
+        )
+        replies = [reply async for reply in infer(iter(messages))]
     found = {bool(reply.error_message): reply.error_message for reply in replies}
     assert [False, False, True] == sorted(bool(reply.error_message) for reply in replies)
     assert "expected finite numbers" in found[True]
@@ -452,7 +454,7 @@ async def answer(request: web.Request) -> web.Response:
 
 @pytest.mark.parametrize("has_layer", [True, False])
 async def test_a_passthrough_went_around_layers_that_read_tensors(
-    tmp_path: Path, has_layer: bool
+    has_layer: bool,
 ) -> None:
     """The requests of KServe's first protocol are decoded while such a layer is configured."""
     app = web.Application()
@@ -465,11 +467,10 @@ async def test_a_passthrough_went_around_layers_that_read_tensors(
         text += "policies: {refuse_route_shapes: {elements: 3}}\n"
     form = next(each for each in FORMS if each.name == "tfs instances")
     try:
-        with installed(tmp_path):
-            async with before({}, text) as front:
-                assert 200 == (await get(front, "/v2/models/same"))[0]
-                status, shown = await send(front, form, MANY)
-                assert (413 if has_layer else 200) == status, shown
+        async with before({}, text) as front:
+            assert 200 == (await get(front, "/v2/models/same"))[0]
+            status, shown = await send(front, form, MANY)
+            assert (413 if has_layer else 200) == status, shown
     finally:
         await kserve.close()
 
@@ -480,28 +481,27 @@ async def get(front: Gateway, path: str) -> tuple[int, str]:
         return response.status, repr(await response.read())
 
 
-async def test_paths_around_a_layer_are_warned_of(tmp_path: Path) -> None:
+async def test_paths_around_a_layer_are_warned_of() -> None:
     """`gateway validate` warns of a passthrough with paths for POST."""
     text = LISTENER.replace(
         "default_model: same",
         "default_model: same\n    passthrough: {upstream: server, post: ['/v1/*']}",
     )
     text += "upstreams: {server: {url: 'oip+http://127.0.0.1:9'}}\n"
-    with installed(tmp_path):
-        for policies, count in (("", 0), ("policies: {refuse_route_shapes: {elements: 3}}\n", 1)):
-            found = [str(each) for each in warnings(load_text(text + policies))]
-            assert count == len([each for each in found if "pass it unread" in each]), found
+    for policies, count in (("", 0), ("policies: {refuse_route_shapes: {elements: 3}}\n", 1)):
+        found = [str(each) for each in warnings(load_text(text + policies))]
+        assert count == len([each for each in found if "pass it unread" in each]), found
 
 
 @pytest.mark.parametrize("place", ["listener", "route before an upstream", "upstream", "model"])
 async def test_a_layer_makes_a_span_inside_that_of_the_call(
-    server: Mapping[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+    server: Mapping[str, str], monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     """The spans of the inner chain are children of the span of the layer."""
     chain, behind = PLACES[place]
     text = f"{LISTENER}telemetry: {{otlp: {{traces: true}}}}\n"
     text += f"policies: {{refuse_{chain}_shapes: {{elements: 3}}}}\n{behind}"
-    with installed(tmp_path), collecting() as collector:
+    with collecting() as collector:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.urls["grpc"])
         async with before(server, text) as front:

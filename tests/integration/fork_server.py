@@ -21,7 +21,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,18 @@ _MODULES: Final = (
     "gateway.app.check.check",
     "gateway.cli.demo",
     "gateway.backends.python",
+    "gateway.cli.calling.client",
+    "gateway.cli.calling.readiness",
+    "gateway.cli.serving.run",
+    "gateway.cli.serving.serve",
+    "gateway.cli.status",
+    "encodings.idna",
+    "uvloop",
+    *(
+        ("gateway.migration.commands.replay", "gateway.migration.mirror.shadow_part")
+        if "migration" in EXTENSIONS
+        else ()
+    ),
 )
 # A listener without `protocols` serves all of them: its check imports what most gateways need.
 _CONFIG = """version: 1
@@ -337,7 +350,25 @@ def _run(start: _Start, fds: list[int], sockets: list[socket.socket]) -> NoRetur
         line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         line.connect(address)
         asyncio.create_subprocess_exec = _Line(line).launch
-    sys.exit(importlib.import_module(start.module).main())
+    _exit(importlib.import_module(start.module).main)
+
+
+def _exit(main: Callable[[], int | None]) -> NoReturn:
+    """Run *main* and end as multiprocessing's processes do, without freeing each object: 50 ms."""
+    try:
+        status = main()
+    except SystemExit as ended:
+        if not isinstance(ended.code, int | None):
+            raise
+        status = ended.code
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, as Python's own end
+    atexit._run_exitfuncs()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except OSError:
+        sys.exit(status)
+    os._exit(status or 0)
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ CALLS = int(os.environ.get("MIRROR_CALLS", "20000"))
 # A reply that differs once is wrong: no second try hides it.
 pytestmark = [pytest.mark.timeout(300 + CALLS // 100), pytest.mark.flaky(reruns=0)]
 
-SHORT = 1_400
+SHORT = 700
 WINDOW = 8
 CONNECTIONS = 3
 VARIANTS = 11

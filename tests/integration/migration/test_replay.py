@@ -7,20 +7,20 @@ import json
 import re
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import aiohttp
 import numpy as np
 import numpy.typing as npt
 import pytest
+import pytest_asyncio
 import yaml
 from typer.testing import CliRunner
 from typer.testing import Result as CliResult
 
 from gateway.app import Gateway, complete_service, connect
 from gateway.cli.commands import command_line
-from gateway.cli.demo.config import demo_config
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import Context, ModelRef
 from gateway.ir.tensors.tensor import array_tensor
@@ -35,13 +35,16 @@ from gateway.migration.replay.replay import (
     compare,
     recorded_result,
 )
+from gateway.migration.replay.selection import parse_selection
 from gateway.settings.units import parse_url
 from gateway.shadow.records.records import RecordedCall
-from tests.integration.asking_kit import WHOLE, running, urls
+from tests.integration.asking_kit import WHOLE, running, server_config, urls
 from tests.integration.cli_kit import gateway as gateway_command
 from tests.integration.migration.digits_kit import digits
 
 pytestmark = pytest.mark.timeout(120)
+in_module = pytest.mark.asyncio(loop_scope="module")
+of_module = pytest_asyncio.fixture(scope="module", loop_scope="module")
 
 DIFFERENT = [123, 125, 196, 198, 316, 388, 395, 407]
 SOME = sorted([*DIFFERENT, *range(0, 120, 10)])
@@ -56,11 +59,18 @@ def scans() -> npt.NDArray[np.float32]:
     return rows
 
 
-def configuration(directory: Path | None = None) -> str:
-    config = demo_config(http="127.0.0.1:0", grpc="127.0.0.1:0", admin="off")
-    config["lifecycle"] = {"pre_stop": "0s", "drain": "1s"}
-    if directory is not None:
-        config["capture"] = {"directory": str(directory), "payload": "full", "min_free": 0}
+@of_module
+async def served() -> AsyncIterator[Gateway]:
+    """Run a gateway with both versions of the model, which records nothing."""
+    async with running(server_config()) as gateway:
+        yield gateway
+
+
+def capturing(directory: Path, *, wire: bool = False) -> str:
+    """Return the configuration of a gateway that records its calls."""
+    config = yaml.safe_load(server_config())
+    config["capture"] = {"directory": str(directory), "payload": "full", "min_free": 0}
+    config["capture"]["wire"] = wire
     return yaml.safe_dump(config)
 
 
@@ -89,9 +99,9 @@ async def classify(
 
 
 async def different_rows(
-    capture: Path, url: str, version: str, rules: OutputRules = LABEL
+    capture: Path, protocol: str, url: str, version: str, rules: OutputRules = LABEL
 ) -> tuple[int, list[int]]:
-    """Replay a capture; return the number of calls, and the rows whose label differs."""
+    """Replay the calls of a protocol; return their number, and the rows whose label differs."""
     address = parse_url(url)
     connected = connect(address)
     rows: list[int] = []
@@ -105,86 +115,89 @@ async def different_rows(
     options = ReplayOptions(models={"digits": ModelRef("digits", version)}, concurrency=8)
     replay = Replay(complete_service(connected, address), options, rules, on_done=done)
     try:
-        report = await replay.run(Capture(capture).calls())
+        includes = parse_selection(f"protocol={protocol}").includes
+        report = await replay.run(filter(includes, Capture(capture).calls()))
     finally:
         await connected.close()
     assert (report.failed, report.left_out, report.uncompared) == (0, {}, 0)
     return report.sent, sorted(rows)
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-async def test_captures_of_every_frontend_can_be_replayed(
-    protocol: str, scans: npt.NDArray[np.float32], tmp_path: Path
-) -> None:
-    """Recorded over any protocol, the labels differ in the same rows.
+@of_module
+async def captured(
+    scans: npt.NDArray[np.float32], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """Return a capture of some scans, sent to version 1 over every protocol.
 
-    GraphPipe names no version: it gets the newest one, 2, and is replayed against 1.
+    GraphPipe and Seldon name no version: they get the newest one, 2.
     """
-    old, new = ("", "1") if protocol == "graphpipe.http" else ("1", "2")
-    async with running(configuration(tmp_path)) as gateway:
-        await classify(gateway, protocol, old, scans, SOME)
-    async with running(configuration()) as gateway:
-        url = urls(gateway, "digits")["oip.grpc"]
-        assert await different_rows(tmp_path, url, new) == (len(SOME), DIFFERENT)
-
-
-@pytest.mark.parametrize("protocol", ["tfs.grpc", "tfs.http"])
-async def test_calls_of_tensorflow_clients_match_open_inference(
-    protocol: str, scans: npt.NDArray[np.float32], tmp_path: Path
-) -> None:
-    """Recorded calls of TensorFlow Serving's clients, sent in Open Inference, have no mismatch."""
-    every = OutputRules(outputs={"label": EXACT, "probabilities": EXACT})
-    async with running(configuration(tmp_path)) as gateway:
-        await classify(gateway, protocol, "1", scans, range(50))
-    async with running(configuration()) as gateway:
-        url = urls(gateway, "digits")["oip.http"]
-        assert (50, []) == await different_rows(tmp_path, url, "1", every)
-
-
-@pytest.mark.parametrize("protocol", ["seldon.grpc", "seldon.http"])
-async def test_calls_of_seldon_match_open_inference(
-    protocol: str, scans: npt.NDArray[np.float32], tmp_path: Path
-) -> None:
-    """Calls without datatypes, recorded for the newest version, are sent in Open Inference."""
-    every = OutputRules(outputs={"probabilities": EXACT})
-    async with running(configuration(tmp_path)) as gateway:
-        await classify(gateway, protocol, "", scans, range(50))
-    async with running(configuration()) as gateway:
-        url = urls(gateway, "digits")["oip.grpc"]
-        assert (50, []) == await different_rows(tmp_path, url, "2", every)
-
-
-async def record(directory: Path, scans: npt.NDArray[np.float32], rows: Sequence[int]) -> None:
-    """Write a capture of a TensorRT v1 client of version 1."""
-    async with running(configuration(directory)) as gateway:
-        await classify(gateway, "trtis.http", "1", scans, rows)
-
-
-@pytest.fixture(scope="module")
-def recorded(scans: npt.NDArray[np.float32], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a capture of all held-out scans."""
-    directory = tmp_path_factory.mktemp("capture")
-    asyncio.run(record(directory, scans, range(len(scans))))
+    directory = tmp_path_factory.mktemp("captured")
+    async with running(capturing(directory)) as gateway:
+        for protocol in (*PROTOCOLS, "seldon.grpc", "seldon.http"):
+            version = "" if protocol.startswith(("graphpipe", "seldon")) else "1"
+            await classify(gateway, protocol, version, scans, SOME)
     return directory
 
 
-async def test_every_upstream_protocol_finds_the_same_rows(
-    scans: npt.NDArray[np.float32], tmp_path: Path
+@in_module
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_captures_of_every_frontend_can_be_replayed(
+    protocol: str, captured: Path, served: Gateway
 ) -> None:
+    """Recorded over any protocol, the labels differ in the same rows."""
+    new = "1" if protocol == "graphpipe.http" else "2"
+    url = urls(served, "digits")["oip.grpc"]
+    assert await different_rows(captured, protocol, url, new) == (len(SOME), DIFFERENT)
+
+
+@in_module
+@pytest.mark.parametrize("protocol", ["tfs.grpc", "tfs.http"])
+async def test_calls_of_tensorflow_clients_match_open_inference(
+    protocol: str, captured: Path, served: Gateway
+) -> None:
+    """Recorded calls of TensorFlow Serving's clients, sent in Open Inference, have no mismatch."""
+    every = OutputRules(outputs={"label": EXACT, "probabilities": EXACT})
+    url = urls(served, "digits")["oip.http"]
+    assert (len(SOME), []) == await different_rows(captured, protocol, url, "1", every)
+
+
+@in_module
+@pytest.mark.parametrize("protocol", ["seldon.grpc", "seldon.http"])
+async def test_calls_of_seldon_match_open_inference(
+    protocol: str, captured: Path, served: Gateway
+) -> None:
+    """Calls without datatypes, recorded for the newest version, are sent in Open Inference."""
+    every = OutputRules(outputs={"probabilities": EXACT})
+    url = urls(served, "digits")["oip.grpc"]
+    assert (len(SOME), []) == await different_rows(captured, protocol, url, "2", every)
+
+
+@of_module
+async def recorded(
+    scans: npt.NDArray[np.float32], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """Return a capture of all held-out scans, sent to version 1 by a TensorRT v1 client."""
+    directory = tmp_path_factory.mktemp("capture")
+    async with running(capturing(directory)) as gateway:
+        await classify(gateway, "trtis.http", "1", scans, range(len(scans)))
+    return directory
+
+
+@in_module
+async def test_every_upstream_protocol_finds_the_same_rows(captured: Path, served: Gateway) -> None:
     """The labels of some scans differ in exactly the same 8 rows, over every protocol."""
-    await record(tmp_path, scans, SOME)
-    async with running(configuration()) as gateway:
-        found = urls(gateway, "digits")
-        assert sorted(found) == PROTOCOLS
-        for url in found.values():
-            assert await different_rows(tmp_path, url, "2") == (len(SOME), DIFFERENT)
+    found = urls(served, "digits")
+    assert sorted(found) == PROTOCOLS
+    for url in found.values():
+        rows = await different_rows(captured, "trtis.http", url, "2")
+        assert rows == (len(SOME), DIFFERENT)
 
 
 Replayed = Sequence[tuple[RecordedCall, Result, Result]]
 
 
-@pytest.fixture(scope="module")
-def replayed(recorded: Path) -> Replayed:
+@of_module
+async def replayed(recorded: Path, served: Gateway) -> Replayed:
     """Return each held-out scan with the results of version 1, as recorded, and of version 2."""
     results: list[tuple[RecordedCall, Result, Result]] = []
 
@@ -193,17 +206,12 @@ def replayed(recorded: Path) -> Replayed:
         assert (old, found) != (None, None)
         results.append((call, old or Result(), new.result))
 
-    async def replay() -> None:
-        async with running(configuration()) as gateway:
-            address = parse_url(urls(gateway, "digits")["oip.grpc"])
-            connected = connect(address)
-            service = complete_service(connected, address)
-            models = {"digits": ModelRef("digits", "2")}
-            options = ReplayOptions(models=models, concurrency=8)
-            await Replay(service, options, LABEL, on_done=done).run(Capture(recorded).calls())
-            await connected.close()
-
-    asyncio.run(replay())
+    address = parse_url(urls(served, "digits")["oip.grpc"])
+    connected = connect(address)
+    options = ReplayOptions(models={"digits": ModelRef("digits", "2")}, concurrency=8)
+    replay = Replay(complete_service(connected, address), options, LABEL, on_done=done)
+    await replay.run(Capture(recorded).calls())
+    await connected.close()
     return results
 
 
@@ -232,35 +240,31 @@ def command(*arguments: str) -> CliResult:
     return CliRunner().invoke(command_line(arguments[:1]), list(arguments))
 
 
-@pytest.fixture(scope="module")
-def wires(scans: npt.NDArray[np.float32], tmp_path_factory: pytest.TempPathFactory) -> Path:
+@of_module
+async def wires(scans: npt.NDArray[np.float32], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a capture with the messages of two calls in every protocol, and of a refused one."""
     directory = tmp_path_factory.mktemp("wires")
-    config = yaml.safe_load(configuration(directory))
-    config["capture"]["wire"] = True
-
-    async def record_all() -> None:
-        async with running(yaml.safe_dump(config)) as gateway:
-            for protocol in PROTOCOLS:
-                version = "" if protocol == "graphpipe.http" else "1"
-                await classify(gateway, protocol, version, scans, [123, 1])
-            address = f"http://{gateway.addresses['main.http']}/v2/models/digits/infer"
-            async with aiohttp.ClientSession() as session, session.post(address, data="{") as found:
-                assert found.status == 400
-
-    asyncio.run(record_all())
+    async with running(capturing(directory, wire=True)) as gateway:
+        for protocol in PROTOCOLS:
+            version = "" if protocol == "graphpipe.http" else "1"
+            await classify(gateway, protocol, version, scans, [123, 1])
+        address = f"http://{gateway.addresses['main.http']}/v2/models/digits/infer"
+        async with aiohttp.ClientSession() as session, session.post(address, data="{") as found:
+            assert found.status == 400
     return directory
 
 
+@in_module
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-async def test_wire_replay_gets_the_recorded_replies(protocol: str, wires: Path) -> None:
+async def test_wire_replay_gets_the_recorded_replies(
+    protocol: str, wires: Path, served: Gateway
+) -> None:
     """`--wire` sends recorded messages; the replies of the same protocol are identical."""
     limits = ("--fail-if", "mismatch>0", "--fail-if", "refused>50%")
     flags = ("--wire", "--where", f"protocol={protocol}", *limits)
-    async with running(configuration()) as gateway:
-        url = urls(gateway, "digits")[protocol]
-        arguments = ("replay", str(wires), "--against", url, *flags, "--output", "json")
-        result = await asyncio.to_thread(gateway_command, *arguments)
+    url = urls(served, "digits")[protocol]
+    arguments = ("replay", str(wires), "--against", url, *flags, "--output", "json")
+    result = await asyncio.to_thread(gateway_command, *arguments)
     assert result.returncode == 0, result.stdout + result.stderr
     document = json.loads(result.stdout)
     assert (document["sent"], document["outcomes"]["match"]) == (2, 2)
@@ -268,24 +272,20 @@ async def test_wire_replay_gets_the_recorded_replies(protocol: str, wires: Path)
     assert (document["left_out"], document["refused"]) == (refused, len(refused))
 
 
-async def test_messages_of_another_protocol_are_skipped(wires: Path, recorded: Path) -> None:
+@in_module
+async def test_messages_of_another_protocol_are_skipped(
+    wires: Path, recorded: Path, served: Gateway
+) -> None:
     """A server gets only messages of its own protocol, and only recorded ones."""
-    async with running(configuration()) as gateway:
-        url = urls(gateway, "digits")["oip.http"]
-        others = await asyncio.to_thread(
-            gateway_command,
-            "replay",
-            str(wires),
-            "--against",
-            url,
-            "--wire",
-            "--where",
-            "protocol=trtis.*",
-        )
-        absent = await asyncio.to_thread(
-            gateway_command, "replay", str(recorded), "--against", urls(gateway, "digits")["trtis.http"],
-            "--wire", "--limit", "1",
-        )  # fmt: skip
+    found = urls(served, "digits")
+    others = await asyncio.to_thread(
+        gateway_command, "replay", str(wires), "--against", found["oip.http"],
+        "--wire", "--where", "protocol=trtis.*",
+    )  # fmt: skip
+    absent = await asyncio.to_thread(
+        gateway_command, "replay", str(recorded), "--against", found["trtis.http"],
+        "--wire", "--limit", "1",
+    )  # fmt: skip
     assert others.returncode == absent.returncode == 1
     assert "2 calls: recorded over trtis.http; the server is oip.http" in others.stdout
     assert "message not recorded (capture: {wire: true, payload: full})" in absent.stdout
@@ -355,7 +355,7 @@ async def test_names_and_signatures_of_the_configuration_are_enough(
     recorded: Path, tmp_path: Path
 ) -> None:
     """A server that tells nothing of its model gets its own names; results have those of clients."""
-    config = yaml.safe_load(configuration())
+    config = yaml.safe_load(server_config())
     names = {"inputs": {"pixels": "X"}, "outputs": {"class": "label", "scores": "probabilities"}}
     config["listeners"][0]["default_model"] = "next"
     target = {"model": "digits", "version": "2", "tensors": names}
