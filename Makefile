@@ -164,13 +164,21 @@ HOSTILE = $(BIN)/pytest tests/hostile -q -n $(WORKERS) -m hostile --timeout=300
 # Whole messages in a valid framing: codecs read them alike, whichever implementation brings them.
 OF_MESSAGES = extensions grpc_messages http_binary http_json mlflow openai package tfs trtis
 
-.PHONY: hostile
-hostile: $(VENV)/.installed-dev ## Send hostile input to a running gateway, on each transport implementation.
+.PHONY: hostile hostile-native hostile-reference
+hostile: $(VENV)/.installed-dev ## Send hostile input to a running gateway, on both transport implementations side by side.
+	$(MAKE) --jobs=2 --output-sync=target hostile-native hostile-reference
+
+hostile-native:
 	HOSTILE_TRANSPORT=native $(HOSTILE)
+
+hostile-reference: # without the tests that no transport of the gateway decides
 	HOSTILE_TRANSPORT=reference $(HOSTILE) $(addprefix --ignore=tests/hostile/test_,$(addsuffix .py,$(OF_MESSAGES)))
 
 # Files with a word; tests/conftest.py checks that those of the marker have it. To import all takes each process half a minute.
 with-word = $(shell grep -rlF $(1) tests --include='test_*.py' --exclude-dir=interop --exclude-dir=hostile --exclude-dir=gpu | sort)
+
+# Each starts servers of its own. The longest comes first.
+SLOW_INTEROP = shield_cancellation fuzz_triton hand_over
 
 .PHONY: slow
 slow: $(VENV)/.installed-dev ## Run the slow tests, then the property tests with more examples.
@@ -178,7 +186,7 @@ slow: $(VENV)/.installed-dev ## Run the slow tests, then the property tests with
 		--hypothesis-profile=ci --timeout=300
 	$(BIN)/pytest $(call with-word,hypothesis) -q -n $(WORKERS) $(BY_FILE) -m "hypothesis and not slow and not interop and not hostile and not gpu" \
 		--hypothesis-profile=thorough
-	$(BIN)/pytest tests/interop/test_fuzz_triton.py tests/interop/test_shield_cancellation.py tests/interop/test_hand_over.py -q -rs -m "interop and slow" --timeout=900
+	$(BIN)/pytest $(patsubst %,tests/interop/test_%.py,$(SLOW_INTEROP)) -q -rs -n $(WORKERS) $(BY_FILE) -m "interop and slow" --timeout=900
 
 .PHONY: chaos
 chaos: $(VENV)/.installed-dev ## Let servers fail, kill workers and reload for 10 minutes (ARGS="--seconds 60 --seed 7").
