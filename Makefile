@@ -150,7 +150,7 @@ interop-native:
 # No transport of the gateway takes part, or what is tested lies above transports: pages, metrics, policies, models,
 # and what codecs read of servers whose clients are tested on both transports elsewhere.
 OF_ADMIN_PORT = admin_page advice migration_pictures
-ANY_TRANSPORT = autoscaling certify dialects minilm mlflow openai_servers pipelines residency seldon servers sharing \
+ANY_TRANSPORT = autoscaling brpc certify dialects minilm mlflow openai_servers pipelines residency seldon servers sharing \
 	site_in_a_browser triton_metrics
 
 # What the reference transport does not do; docs/operations.md.

@@ -37,6 +37,9 @@ READY_S = 60.0
 MOST_WAIT_S = 1.0
 """A bystander never waits longer than this for an answer, while those who answer can run."""
 
+IS_HURT_FIRST = make() == "native"
+"""Whether tests hurt a server directly first. No transport of a gateway decides what that does."""
+
 Test = TypeVar("Test", bound=Callable[..., object])
 
 Send = Callable[[str, str], str]

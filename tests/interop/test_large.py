@@ -4,6 +4,7 @@ import json
 import random
 import signal
 import struct
+import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -75,6 +76,9 @@ def test_large_tensors_are_handed_over_in_shared_memory(
 
 VALUES = (3, 5)
 LARGE_BYTES = 160_000
+REPLIES = 400
+"""Right ones before a gateway is killed, and after."""
+
 GRPC_METHOD = "/inference.GRPCInferenceService/ModelInfer"
 FORMS = ("json", "binary", "binary of one", "grpc", "grpc of two")
 
@@ -182,13 +186,13 @@ def test_reply_that_exceeds_its_configuration_is_lost_once(
         assert 2 * LARGE_BYTES < len(body)
 
 
-def _send(port: str, seed: int, end: float, counts: Counter[str]) -> None:
+def _send(port: str, seed: int, is_over: threading.Event, counts: Counter[str]) -> None:
     """Ask for outputs of random values; leave before one reply in ten, and read one in ten late."""
     draw = random.Random(seed)  # noqa: S311  # it must be repeatable
     row = np.arange(LARGE_BYTES // 4, dtype=np.float32) * np.float32(0.1)
     tensor = {"name": "INPUT0", "datatype": "INT32", "shape": [1, 1]}
     output = {"name": "LARGE", "parameters": {"binary_data": True}}
-    while time.monotonic() < end:
+    while not is_over.is_set():
         value = draw.randrange(1_000_000)
         body = json.dumps({"inputs": [{**tensor, "data": [value]}], "outputs": [output]})
         connection = HTTPConnection(port, timeout=60)
@@ -218,14 +222,19 @@ def test_reply_in_shared_memory_is_that_of_its_call(
     address = triton_server.grpc_address if carrier == "grpc" else triton_server.http_address
     path = _configured(tmp_path, {"url": f"oip+{carrier}://{address}", "hand_over": "auto"})
     counts: Counter[str] = Counter()
-    end = time.monotonic() + 15
+    is_over = threading.Event()
     with serving(path) as one, serving(path) as two, ThreadPoolExecutor(8) as clients:
         ports = [each.addresses["main.http"] for each in (one, two)]
-        running = [clients.submit(_send, ports[seed % 2], seed, end, counts) for seed in range(8)]
-        eventually(lambda: counts["right"] > 50)
-        two.stop(signal.SIGKILL)
-        right = counts["right"]
-        eventually(lambda: counts["right"] > right + 50)
+        running = [
+            clients.submit(_send, ports[seed % 2], seed, is_over, counts) for seed in range(8)
+        ]
+        try:
+            eventually(lambda: counts["right"] > REPLIES)
+            two.stop(signal.SIGKILL)
+            right = counts["right"]
+            eventually(lambda: counts["right"] > right + REPLIES)
+        finally:
+            is_over.set()
         for each in running:
             each.result()
     assert {"right", "left", "broken"} == counts.keys()
