@@ -177,12 +177,17 @@ hostile-reference: # without the tests that no transport of the gateway decides
 # Files with a word; tests/conftest.py checks that those of the marker have it. To import all takes each process half a minute.
 with-word = $(shell grep -rlF $(1) tests --include='test_*.py' --exclude-dir=interop --exclude-dir=hostile --exclude-dir=gpu | sort)
 
+# Those that take a core a minute or more come first: one that begins late ends alone.
+LONG = $(addprefix tests/,$(addsuffix .py,integration/test_image properties/test_accelerator \
+	integration/migration/test_without_migration integration/test_dist integration/test_state_pairs matrix/test_sockets))
+SLOW = $(LONG) $(filter-out $(LONG),$(call with-word,mark.slow))
+
 # Each starts servers of its own. The longest comes first.
 SLOW_INTEROP = shield_cancellation fuzz_triton hand_over
 
 .PHONY: slow
 slow: $(VENV)/.installed-dev ## Run the slow tests, then the property tests with more examples.
-	$(BIN)/pytest $(call with-word,mark.slow) -q -n $(PROCESSES) $(BY_FILE) -m "slow and not interop and not hostile and not gpu" \
+	$(BIN)/pytest $(SLOW) -q -n $(PROCESSES) $(BY_FILE) -m "slow and not interop and not hostile and not gpu" \
 		--hypothesis-profile=ci --timeout=300
 	$(BIN)/pytest $(call with-word,hypothesis) -q -n $(WORKERS) $(BY_FILE) -m "hypothesis and not slow and not interop and not hostile and not gpu" \
 		--hypothesis-profile=thorough

@@ -20,8 +20,7 @@ import grpc
 import pytest
 
 from gateway.schema import open_inference_pb2 as pb
-from tests.interop.attacks import FREE_PORTS
-from tests.interop.gateways import serving
+from tests.interop.gateways import gateway_before
 from tests.interop.sacrifice import Sacrifice, channel, infer_method, post, stream_method
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -193,10 +192,8 @@ def test_no_message_ends_triton(sacrifice: Sacrifice, carrier: str) -> None:
     """A message that ends it is reported with its seed; the server is started again."""
     fuzzer = Fuzzer(SEED)
     found: list[str] = []
-    server = sacrifice.server
-    address = server.grpc_address if carrier == "grpc" else server.http_address
     with (
-        serving("--upstream", f"oip+{carrier}://{address}", *FREE_PORTS) as gateway,
+        gateway_before(sacrifice.server, carrier) as gateway,
         channel(gateway.addresses["main.grpc"]) as opened,
         ThreadPoolExecutor(AT_ONCE) as threads,
     ):

@@ -23,7 +23,7 @@ from tests.integration.cli_kit import get
 from tests.integration.shared_memory_kit import SEGMENTS
 from tests.integration.workers_kit import eventually
 from tests.interop.client import SCRIPTS, Client
-from tests.interop.gateways import serving
+from tests.interop.gateways import gateway_before, serving
 from tests.interop.servers.process import RunningServer
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
@@ -34,9 +34,7 @@ def test_large_tensors_round_trip(
     carrier: str, client: Client, triton_server: RunningServer
 ) -> None:
     """Up to 16 MB pass through the gateway and Triton exactly, over either carrier."""
-    address = triton_server.grpc_address if carrier == "grpc" else triton_server.http_address
-    free = ("--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--admin", "127.0.0.1:0")
-    with serving("--upstream", f"oip+{carrier}://{address}", *free) as gateway:
+    with gateway_before(triton_server, carrier) as gateway:
         seen = client.run(SCRIPTS / "large.py", gateway.addresses["main.http"])
     assert {"1000": True, "300000": True, "4000000": True} == seen
 
@@ -46,7 +44,7 @@ def test_large_tensors_are_handed_over_in_shared_memory(
     carrier: str, client: Client, triton_server: RunningServer, tmp_path: Path
 ) -> None:
     """They are exact before Triton has the region and after, and clients do not see the region."""
-    address = triton_server.grpc_address if carrier == "grpc" else triton_server.http_address
+    address = triton_server.address(carrier)
     upstream = {"url": f"oip+{carrier}://{address}", "hand_over": "auto"}
     listener = {"http": "127.0.0.1:0", "shared_memory": {"mode": "forward", "keys": ["*"]}}
     config = {
@@ -149,7 +147,7 @@ def test_replies_in_shared_memory_are_those_in_bytes(
     carrier: str, triton_server: RunningServer, tmp_path: Path
 ) -> None:
     """Status, headers and bytes of each reply are the same, whatever carries it to the client."""
-    address = triton_server.grpc_address if carrier == "grpc" else triton_server.http_address
+    address = triton_server.address(carrier)
     upstream = {"url": f"oip+{carrier}://{address}"}
     off = _configured(tmp_path, {**upstream, "hand_over": "off"})
     auto = _configured(tmp_path, {**upstream, "hand_over": "auto"})
@@ -173,7 +171,7 @@ def test_reply_that_exceeds_its_configuration_is_lost_once(
     carrier: str, triton_server: RunningServer, tmp_path: Path
 ) -> None:
     """The model has run, so the call is not repeated; all later replies come as bytes."""
-    address = triton_server.grpc_address if carrier == "grpc" else triton_server.http_address
+    address = triton_server.address(carrier)
     auto = {"url": f"oip+{carrier}://{address}", "hand_over": "auto"}
     with serving(_configured(tmp_path, auto)) as gateway:
         at = gateway.addresses["main.http"], gateway.addresses["main.grpc"]
@@ -219,7 +217,7 @@ def test_reply_in_shared_memory_is_that_of_its_call(
     carrier: str, triton_server: RunningServer, tmp_path: Path
 ) -> None:
     """Clients leave, others read late, and one of two gateways is killed: no reply is wrong."""
-    address = triton_server.grpc_address if carrier == "grpc" else triton_server.http_address
+    address = triton_server.address(carrier)
     path = _configured(tmp_path, {"url": f"oip+{carrier}://{address}", "hand_over": "auto"})
     counts: Counter[str] = Counter()
     is_over = threading.Event()

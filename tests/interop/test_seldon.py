@@ -13,10 +13,9 @@ from typer.testing import CliRunner
 
 from gateway.cli.commands import command_line
 from tests.integration.cli_kit import Running
-from tests.interop.attacks import FREE_PORTS
 from tests.interop.client import SCRIPTS, Client
 from tests.interop.environments import environment
-from tests.interop.gateways import serving
+from tests.interop.gateways import gateway_before, serving
 from tests.interop.servers.process import RunningServer, running
 from tests.interop.servers.seldon import start
 
@@ -55,9 +54,7 @@ EXACT = 2**52
 @pytest.fixture(scope="module")
 def seen(triton_server: RunningServer) -> dict[str, Any]:
     """Return what Seldon's client sees of a gateway with flags alone before Triton."""
-    upstream = f"oip+grpc://{triton_server.grpc_address}"
-    flags = ("--upstream", upstream, "--default-model", "identity_fp32", *FREE_PORTS)
-    with serving(*flags) as gateway:
+    with gateway_before(triton_server, "grpc", "--default-model", "identity_fp32") as gateway:
         addresses = gateway.addresses["main.http"], gateway.addresses["main.grpc"]
         found: dict[str, Any] = Client(environment("seldon")).run(
             SCRIPTS / "seldon_client.py", *addresses
@@ -164,7 +161,7 @@ def test_feedback_reaches_the_microservice(gateway: Running) -> None:
 @pytest.mark.parametrize("carrier", ["http", "grpc"])
 def test_the_command_line_calls_the_server(server: RunningServer, carrier: str) -> None:
     """`gateway infer` needs the datatype of the input only."""
-    address = server.http_address if carrier == "http" else server.grpc_address
+    address = server.address(carrier)
     words = ["infer", f"seldon+{carrier}://{address}", "any", "-i", "x=[[1.5,2]]"]
     words += ["--datatype", "x=FP64", "-o", "json"]
     result = CliRunner().invoke(command_line(["infer"]), words)

@@ -21,7 +21,6 @@ from tests.integration.cli_kit import Running
 from tests.integration.workers_kit import eventually
 from tests.interop.attacks import (
     BROKEN,
-    CARRIERS,
     FP32,
     INNOCENT,
     IS_HURT_FIRST,
@@ -37,7 +36,7 @@ from tests.interop.attacks import (
     row,
     unharmed,
 )
-from tests.interop.gateways import serving
+from tests.interop.gateways import CARRIERS, serving
 from tests.interop.sacrifice import (
     Sacrifice,
     bystander,
@@ -229,7 +228,7 @@ SEGMENTS = Path("/dev/shm")  # noqa: S108  # where Linux keeps POSIX segments
 @contextmanager
 def opened(server: RunningServer, carrier: str, folder: Path, options: str = "") -> Iterator[str]:
     """Run a gateway that allows model control and shared memory; yield its HTTP address."""
-    address = server.http_address if carrier == "http" else server.grpc_address
+    address = server.address(carrier)
     file = folder / f"{carrier}.yaml"
     file.write_text(OPEN.format(carrier=carrier, address=address, options=options))
     with serving(str(file)) as gateway:
@@ -377,7 +376,7 @@ def test_a_hung_server_fails_fast(sacrifice: Sacrifice, carrier: str, tmp_path: 
     server = sacrifice.server
     body = json_body("FP32", [1, 4], [1, 2, 3, 4])
     config = tmp_path / "hung.yaml"
-    address = server.grpc_address if carrier == "grpc" else server.http_address
+    address = server.address(carrier)
     text = OPEN.format(carrier=carrier, address=address, options="")
     probe = f'{address}", probe: {{interval: 1s, timeout: 300ms}}'
     config.write_text(text.replace(f'{address}"', probe))
@@ -386,6 +385,7 @@ def test_a_hung_server_fails_fast(sacrifice: Sacrifice, carrier: str, tmp_path: 
         http_address = gateway.addresses["main.http"]
         server.process.send_signal(signal.SIGSTOP)
         try:
+            eventually(lambda: {"T"} == _states(server.process.pid))
             with pytest.raises(OSError, match="timed out"):
                 post(server.http_address, FP32, body, timeout_s=1)
             end = time.monotonic() + 20
@@ -404,6 +404,12 @@ def test_a_hung_server_fails_fast(sacrifice: Sacrifice, carrier: str, tmp_path: 
         await_ready(gateway)
         assert post(http_address, FP32, body)[0] == 200
     assert not sacrifice.is_hurt()
+
+
+def _states(pid: int) -> set[str]:
+    """Return the states of all threads of a process."""
+    stats = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return {stat.rpartition(")")[2].split()[0] for stat in stats}
 
 
 def _error_of(address: str, body: bytes) -> str:

@@ -27,7 +27,6 @@ from tests.hostile.process import eventually
 from tests.integration.cli_kit import Running
 from tests.interop.attacks import (
     FP32,
-    FREE_PORTS,
     INNOCENT,
     MOST_WAIT_S,
     READY_S,
@@ -38,7 +37,7 @@ from tests.interop.attacks import (
     row,
     unharmed,
 )
-from tests.interop.gateways import serving
+from tests.interop.gateways import FREE_PORTS, serving
 from tests.interop.sacrifice import INFER, Sacrifice, bystander
 from tests.scheduling import delayed_s
 

@@ -285,7 +285,7 @@ def test_counters_never_decrease(
     triton_server: RunningServer, tmp_path: Path, carrier: str, workers: int
 ) -> None:
     """The old perf_client subtracts two readings as unsigned numbers, of any worker."""
-    address = triton_server.grpc_address if carrier == "grpc" else triton_server.http_address
+    address = triton_server.address(carrier)
     file = tmp_path / "workers.yaml"
     text = WORKERS_BEFORE.replace("WORKERS", str(workers))
     file.write_text(text.replace("URL", f"oip+{carrier}://{address}"))

@@ -15,12 +15,11 @@ import pytest
 
 from gateway.schema import open_inference_pb2 as pb
 from tests.integration.cli_kit import Running
+from tests.interop.gateways import CARRIERS
 from tests.interop.servers.process import RunningServer
 from tests.interop.test_gateway import sidecar
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
-
-CARRIERS = ("grpc", "http")
 
 
 @pytest.fixture(scope="module", params=CARRIERS)
