@@ -21,7 +21,7 @@ from tests.integration.cli_kit import Running
 from tests.integration.workers_kit import PATIENCE_S
 from tests.interop.client import SCRIPTS, Client
 from tests.interop.environments import environment
-from tests.interop.gateways import serving
+from tests.interop.gateways import FREE_PORTS, serving
 from tests.interop.servers.process import RunningServer
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
@@ -147,8 +147,7 @@ def allowing(upstream: str, folder: Path, memory: str = "map") -> Iterator[Runni
 @contextmanager
 def sidecar(upstream: str) -> Iterator[Running]:
     """Run the gateway in front of *upstream*, as its users do."""
-    free = ("--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--admin", "off")
-    with serving("--upstream", upstream, *free) as gateway:
+    with serving("--upstream", upstream, *FREE_PORTS) as gateway:
         yield gateway
 
 
