@@ -145,43 +145,58 @@ core: $(VENV)/.installed-dev ## Run the tests in a copy without the migration ki
 interop: $(VENV)/.installed-dev ## Test with real clients, servers and tools, on both transport implementations side by side.
 	$(MAKE) --jobs=2 --output-sync=target interop-native interop-reference
 
-INTEROP = $(BIN)/pytest tests/interop -q -rs -n $(WORKERS) $(BY_FILE) -m "interop and not slow" --hypothesis-profile=ci --timeout=600
+interop-files = $(foreach name,$(1),$(wildcard tests/interop/test_$(name).py tests/interop/*/test_$(name).py))
+# Those that take minutes come first: one that begins late ends alone.
+LONG_INTEROP = $(call interop-files,shield_suite triton_tools shield)
+ALL_INTEROP = $(LONG_INTEROP) $(filter-out $(LONG_INTEROP),$(sort $(call interop-files,*)))
+INTEROP = -q -rs -n $(WORKERS) $(BY_FILE) -m "interop and not slow" --hypothesis-profile=ci --timeout=600
 
 interop-native:
-	INTEROP_TRANSPORT=native $(INTEROP)
+	INTEROP_TRANSPORT=native $(BIN)/pytest $(ALL_INTEROP) $(INTEROP)
 
 # No transport of the gateway takes part, or what is tested lies above transports: pages, metrics, policies, models,
 # and what codecs read of servers whose clients are tested on both transports elsewhere.
-OF_ADMIN_PORT = admin_page advice migration_pictures
-ANY_TRANSPORT = autoscaling certify dialects minilm mlflow openai_servers pipelines residency seldon servers sharing \
-	site_in_a_browser triton_metrics
+ANY_TRANSPORT = admin_page advice autoscaling brpc certify dialects migration_pictures minilm mlflow openai_servers \
+	pipelines residency seldon servers sharing site_in_a_browser triton_metrics
 
 # What the reference transport does not do; docs/operations.md.
 NATIVE_ALONE = shield_cancellation
 
 interop-reference: # without the tests that no transport of the gateway decides, or that are of the native one
-	INTEROP_TRANSPORT=reference $(INTEROP) $(addprefix --ignore=tests/interop/test_,$(addsuffix .py,$(ANY_TRANSPORT) $(NATIVE_ALONE))) \
-		$(addprefix --ignore=tests/interop/migration/test_,$(addsuffix .py,$(OF_ADMIN_PORT)))
+	INTEROP_TRANSPORT=reference $(BIN)/pytest $(filter-out $(call interop-files,$(ANY_TRANSPORT) $(NATIVE_ALONE)),$(ALL_INTEROP)) $(INTEROP)
 
 HOSTILE = $(BIN)/pytest tests/hostile -q -n $(WORKERS) -m hostile --timeout=300
 # Whole messages in a valid framing: codecs read them alike, whichever implementation brings them.
-OF_MESSAGES = extensions grpc_messages http_binary http_json mlflow openai package tfs trtis
+OF_MESSAGES = extensions grpc_messages http_binary http_json mlflow openai package seldon tfs torchserve trtis
 
-.PHONY: hostile
-hostile: $(VENV)/.installed-dev ## Send hostile input to a running gateway, on each transport implementation.
+.PHONY: hostile hostile-native hostile-reference
+hostile: $(VENV)/.installed-dev ## Send hostile input to a running gateway, on both transport implementations side by side.
+	$(MAKE) --jobs=2 --output-sync=target hostile-native hostile-reference
+
+hostile-native:
 	HOSTILE_TRANSPORT=native $(HOSTILE)
+
+hostile-reference: # without the tests that no transport of the gateway decides
 	HOSTILE_TRANSPORT=reference $(HOSTILE) $(addprefix --ignore=tests/hostile/test_,$(addsuffix .py,$(OF_MESSAGES)))
 
 # Files with a word; tests/conftest.py checks that those of the marker have it. To import all takes each process half a minute.
 with-word = $(shell grep -rlF $(1) tests --include='test_*.py' --exclude-dir=interop --exclude-dir=hostile --exclude-dir=gpu | sort)
 
+# Those that take a core a minute or more come first: one that begins late ends alone.
+LONG = $(addprefix tests/,$(addsuffix .py,integration/test_image properties/test_accelerator \
+	integration/migration/test_without_migration integration/test_dist integration/test_state_pairs matrix/test_sockets))
+SLOW = $(LONG) $(filter-out $(LONG),$(call with-word,mark.slow))
+
+# Each starts servers of its own. The longest comes first.
+SLOW_INTEROP = shield_cancellation fuzz_triton hand_over
+
 .PHONY: slow
 slow: $(VENV)/.installed-dev ## Run the slow tests, then the property tests with more examples.
-	$(BIN)/pytest $(call with-word,mark.slow) -q -n $(PROCESSES) $(BY_FILE) -m "slow and not interop and not hostile and not gpu" \
+	$(BIN)/pytest $(SLOW) -q -n $(PROCESSES) $(BY_FILE) -m "slow and not interop and not hostile and not gpu" \
 		--hypothesis-profile=ci --timeout=300
 	$(BIN)/pytest $(call with-word,hypothesis) -q -n $(WORKERS) $(BY_FILE) -m "hypothesis and not slow and not interop and not hostile and not gpu" \
 		--hypothesis-profile=thorough
-	$(BIN)/pytest tests/interop/test_fuzz_triton.py tests/interop/test_shield_cancellation.py tests/interop/test_hand_over.py -q -rs -m "interop and slow" --timeout=900
+	$(BIN)/pytest $(call interop-files,$(SLOW_INTEROP)) -q -rs -n $(WORKERS) $(BY_FILE) -m "interop and slow" --timeout=900
 
 .PHONY: chaos
 chaos: $(VENV)/.installed-dev ## Let servers fail, kill workers and reload for 10 minutes (ARGS="--seconds 60 --seed 7").

@@ -31,11 +31,12 @@ from tests.interop.sacrifice import (
     stream_method,
 )
 
-CARRIERS = ("grpc", "http")
-FREE_PORTS = ("--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--admin", "127.0.0.1:0")
 READY_S = 60.0
 MOST_WAIT_S = 1.0
 """A bystander never waits longer than this for an answer, while those who answer can run."""
+
+IS_HURT_FIRST = make() == "native"
+"""Whether tests hurt a server directly first. No transport of a gateway decides what that does."""
 
 Test = TypeVar("Test", bound=Callable[..., object])
 

@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from tests.integration.cli_kit import Running, get
-from tests.interop.attacks import FREE_PORTS, INNOCENT
+from tests.interop.attacks import INNOCENT
 from tests.interop.client import Client
 from tests.interop.environments import environment
-from tests.interop.gateways import serving
+from tests.interop.gateways import gateways_before
 from tests.interop.sacrifice import Sacrifice
 from tests.interop.servers.kserve import start as kserve
 from tests.interop.servers.mlserver import start as mlserver
@@ -62,9 +62,5 @@ def sacrifice(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sacrifice]:
 @pytest.fixture(scope="module")
 def gateways(sacrifice: Sacrifice) -> Iterator[Mapping[str, Running]]:
     """Run a gateway with default settings for each carrier to the server."""
-    server = sacrifice.server
-    with (
-        serving("--upstream", f"oip+grpc://{server.grpc_address}", *FREE_PORTS) as by_grpc,
-        serving("--upstream", f"oip+http://{server.http_address}", *FREE_PORTS) as by_http,
-    ):
-        yield {"grpc": by_grpc, "http": by_http}
+    with gateways_before(sacrifice.server) as found:
+        yield found

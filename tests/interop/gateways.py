@@ -10,7 +10,7 @@ import argparse
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,11 @@ import yaml
 from gateway.cli.serving.sidecar import sidecar_config
 from tests.integration import cli_kit
 from tests.integration.cli_kit import Running
+from tests.interop.servers.process import RunningServer
 
 MAKES = ("native", "reference")
+CARRIERS = ("grpc", "http")
+FREE_PORTS = ("--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--admin", "127.0.0.1:0")
 
 
 def make() -> str:
@@ -44,6 +47,21 @@ def serving(*arguments: str, patience_s: float = cli_kit.START_S) -> Iterator[Ru
         written.flush()
         with cli_kit.serving(written.name, patience_s=patience_s) as running:
             yield running
+
+
+@contextmanager
+def gateway_before(server: RunningServer, carrier: str, *flags: str) -> Iterator[Running]:
+    """Run a gateway before *server*, as its users do: with a flag for the upstream, and *flags*."""
+    upstream = f"oip+{carrier}://{server.address(carrier)}"
+    with serving("--upstream", upstream, *FREE_PORTS, *flags) as running:
+        yield running
+
+
+@contextmanager
+def gateways_before(server: RunningServer) -> Iterator[dict[str, Running]]:
+    """Run a gateway without other flags before *server* for each carrier."""
+    with ExitStack() as stack:
+        yield {each: stack.enter_context(gateway_before(server, each)) for each in CARRIERS}
 
 
 def _of_flags(arguments: Sequence[str]) -> dict[str, Any]:

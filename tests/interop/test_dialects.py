@@ -17,13 +17,13 @@ import pytest
 
 from gateway.schema import open_inference_pb2 as pb
 from tests.integration.cli_kit import Running
+from tests.interop.gateways import CARRIERS
 from tests.interop.servers.process import RunningServer
 from tests.interop.test_gateway import sidecar
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
 
 SERVERS = ("triton", "mlserver", "kserve")
-CARRIERS = ("grpc", "http")
 NUMPY = frozenset({"mlserver", "kserve"})
 JSON_TYPE = {"Content-Type": "application/json"}
 

@@ -13,7 +13,7 @@ import pytest
 from gateway import __version__
 from tests.integration.cli_kit import Running
 from tests.interop.client import SCRIPTS, Client
-from tests.interop.gateways import serving
+from tests.interop.gateways import CARRIERS, gateway_before, serving
 from tests.interop.servers.kserve import start as kserve
 from tests.interop.servers.mlserver import start as mlserver
 from tests.interop.servers.process import RunningServer, running
@@ -22,7 +22,6 @@ pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
 
 SCRIPT = SCRIPTS / "extensions_client.py"
 KINDS = ("http", "grpc", "aio_http", "aio_grpc")
-CARRIERS = ("grpc", "http")
 
 # Triton's own attempt ends in an error 500 about something else; newer ones may fare worse.
 DIFFERENT = {
@@ -86,7 +85,7 @@ def test_triton_through_the_gateway(
     tmp_path: Path,
 ) -> None:
     """Every client sees the results of Triton itself, over either carrier behind the gateway."""
-    address = triton_server.grpc_address if carrier == "grpc" else triton_server.http_address
+    address = triton_server.address(carrier)
     file = tmp_path / "gateway.yaml"
     file.write_text(BEFORE_TRITON.format(carrier=carrier, address=address))
     with serving(str(file)) as gateway:
@@ -140,9 +139,7 @@ def test_a_sidecar_without_flags_allows_read_only_calls(
     triton_server: RunningServer, client: Client, direct: dict[str, Seen], carrier: str
 ) -> None:
     """Read-only calls are as on Triton; each change is rejected with the flag that allows it."""
-    free = ("--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--admin", "127.0.0.1:0")
-    address = triton_server.grpc_address if carrier == "grpc" else triton_server.http_address
-    with serving("--upstream", f"oip+{carrier}://{address}", *free) as gateway:
+    with gateway_before(triton_server, carrier) as gateway:
         for kind in KINDS:
             seen = seen_by(client, kind, gateway.addresses[port(kind)])
             assert {"model_configuration", "statistics"} < set(seen.pop("extensions")["answer"])
@@ -156,11 +153,9 @@ def test_a_sidecar_can_show_the_identity_of_triton(
     triton_server: RunningServer, client: Client
 ) -> None:
     """With the flag name and version are Triton's, without it the gateway's."""
-    free = ("--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--admin", "127.0.0.1:0")
-    upstream = ("--upstream", f"oip+grpc://{triton_server.grpc_address}", *free)
     with (
-        serving(*upstream, "--identity", "upstream") as with_identity,
-        serving(*upstream) as own,
+        gateway_before(triton_server, "grpc", "--identity", "upstream") as with_identity,
+        gateway_before(triton_server, "grpc") as own,
     ):
         for kind in KINDS:
             names = [
@@ -336,10 +331,7 @@ def test_other_servers_load_and_unload(  # what is tried with what
     KServe 0.21 does both over gRPC and then reports an INTERNAL error of its own.
     """
     server = others[name]
-    address = server.grpc_address if carrier == "grpc" else server.http_address
-    free = ("--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--admin", "127.0.0.1:0")
-    upstream = ("--upstream", f"oip+{carrier}://{address}", "--enable", "model_control")
-    with serving(*upstream, *free) as gateway:
+    with gateway_before(server, carrier, "--enable", "model_control") as gateway:
         seen = client.run(RELOAD.format(module=module), gateway.addresses[f"main.{module}"], model)
     failed = [one for one in seen if isinstance(one, str)]
     assert [True, False] == [one for one in seen if not isinstance(one, str)]

@@ -2,7 +2,7 @@
 
 Options, parameters, datatypes, shapes and sequence ids are not those that the models expect. Nothing
 that the gateway lets through may end Triton or a model of it. The seed is printed with whatever ends
-it, so `FUZZ_SEED` repeats a run. `FUZZ_COUNT` sets the number of messages.
+it, so `FUZZ_SEED` repeats its messages. `FUZZ_COUNT` sets the number of messages.
 """
 
 from __future__ import annotations
@@ -12,29 +12,28 @@ import http.client
 import json
 import os
 import random
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import grpc
 import pytest
 
 from gateway.schema import open_inference_pb2 as pb
-from tests.interop.environments import InstallFailed
-from tests.interop.gateways import serving
-from tests.interop.sacrifice import Innocent, Sacrifice, channel, infer_method, post, stream_method
-from tests.interop.servers.process import ServerDidNotStart
-from tests.interop.servers.triton import start as triton
+from tests.interop.gateways import gateway_before
+from tests.interop.sacrifice import Sacrifice, channel, infer_method, post, stream_method
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.timeout(900)]
 
 COUNT = int(os.environ.get("FUZZ_COUNT", "3000"))
 SEED = int(os.environ.get("FUZZ_SEED", "20260722"))
-CHECK_EVERY = 50
+CHECK_EVERY = 60
+AT_ONCE = 4
+WAYS = ("http", "unary", "stream")
 TIMEOUT_S = 5.0
 
 MODELS = ("simple", "identity_fp32", "identity_bytes", "identity_bool", "fail_always")
 SEQUENCES = ("sequence_number", "sequence_text")
-INNOCENT = Innocent("identity_fp32", "FP32", (1, 4))
 DATATYPES = ("BOOL", "UINT8", "INT8", "INT32", "INT64", "UINT64", "FP16", "BF16", "FP32", "BYTES")
 SIZES = {"BOOL": 1, "UINT8": 1, "INT8": 1, "INT32": 4, "INT64": 8, "UINT64": 8, "FP32": 4}
 DIMS = (0, 1, 1, 2, 4, 16, 1000, 2**31 - 1, 2**40, 2**63 - 1, -1)
@@ -154,7 +153,7 @@ def _raw(tensor_document: dict[str, Any]) -> bytes:
     return bytes(SIZES.get(tensor_document["datatype"], 2) * len(tensor_document["data"]))
 
 
-def send(message: dict[str, Any], http_address: str, grpc_address: str, way: str) -> None:
+def send(http_address: str, opened: grpc.Channel, way: str, message: dict[str, Any]) -> None:
     """Send a message by HTTP, as a unary call or on a stream. Any reply is right."""
     body = {key: value for key, value in message.items() if key != "model"}
     if way == "http":
@@ -165,23 +164,11 @@ def send(message: dict[str, Any], http_address: str, grpc_address: str, way: str
     request = as_grpc(message)
     if request is None:
         return
-    with channel(grpc_address) as opened, contextlib.suppress(grpc.RpcError):
+    with contextlib.suppress(grpc.RpcError):
         if way == "unary":
             infer_method(opened)(request, timeout=TIMEOUT_S)
         else:
             list(stream_method(opened)(iter([request]), timeout=TIMEOUT_S))
-
-
-@pytest.fixture(scope="module")
-def sacrifice(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sacrifice]:
-    """Run a Triton that may end."""
-    try:
-        folder = tmp_path_factory.mktemp("fuzz")
-        server = Sacrifice("triton", triton.prepare_sacrificial, folder, INNOCENT)
-    except (InstallFailed, ServerDidNotStart) as error:
-        pytest.skip(f"Triton cannot be had here: {error}")
-    yield server
-    server.close()
 
 
 def _is_hurt(sacrifice: Sacrifice) -> bool:
@@ -205,20 +192,16 @@ def test_no_message_ends_triton(sacrifice: Sacrifice, carrier: str) -> None:
     """A message that ends it is reported with its seed; the server is started again."""
     fuzzer = Fuzzer(SEED)
     found: list[str] = []
-    server = sacrifice.server
-    address = server.grpc_address if carrier == "grpc" else server.http_address
-    flags = ("--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--admin", "off")
-    recent: list[tuple[str, dict[str, Any]]] = []
-    with serving("--upstream", f"oip+{carrier}://{address}", *flags) as gateway:
-        addresses = gateway.addresses["main.http"], gateway.addresses["main.grpc"]
-        for number in range(COUNT):
-            way = ("http", "unary", "stream")[number % 3]
-            message = fuzzer.message()
-            recent.append((way, message))
-            send(message, *addresses, way)
-            if (number + 1) % CHECK_EVERY == 0:
-                if _is_hurt(sacrifice):
-                    found.append(f"seed {SEED}, messages to {number}: {json.dumps(recent)}")
-                    sacrifice.restart()
-                recent.clear()
+    with (
+        gateway_before(sacrifice.server, carrier) as gateway,
+        channel(gateway.addresses["main.grpc"]) as opened,
+        ThreadPoolExecutor(AT_ONCE) as threads,
+    ):
+        send_to = partial(send, gateway.addresses["main.http"], opened)
+        for end in range(CHECK_EVERY, COUNT + 1, CHECK_EVERY):
+            batch = [(WAYS[number % 3], fuzzer.message()) for number in range(CHECK_EVERY)]
+            list(threads.map(send_to, *zip(*batch, strict=True)))  # raises what `send` raises
+            if _is_hurt(sacrifice):
+                found.append(f"seed {SEED}, messages to {end}: {json.dumps(batch)}")
+                sacrifice.restart()
     assert [] == found, "\n".join(found)

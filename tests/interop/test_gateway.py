@@ -13,14 +13,13 @@ import pytest
 
 from tests.integration.cli_kit import Running
 from tests.interop.client import SCRIPT_WORDS, Client
-from tests.interop.gateways import serving
+from tests.interop.gateways import CARRIERS, gateway_before, serving
 from tests.interop.judge import problems
 from tests.interop.servers.process import RunningServer
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
 
 SCRIPTS = tuple(SCRIPT_WORDS)
-CARRIERS = ("grpc", "http")
 
 # What is asked of a sidecar beyond inference, health and metadata is off unless a flag says so.
 ENABLED = ("repository_index", "model_configuration", "statistics=target")
@@ -91,11 +90,9 @@ CODES_LOST = frozenset({"model_error_6", "model_error_8"})
 
 @contextmanager
 def sidecar(server: RunningServer, carrier: str) -> Iterator[Running]:
-    """Run the gateway in front of *server*, as its users do: one flag for the upstream."""
-    address = server.grpc_address if carrier == "grpc" else server.http_address
-    free = ("--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--admin", "127.0.0.1:0")
+    """Run a gateway in front of *server* that forwards what `ENABLED` names."""
     enabled = [word for name in ENABLED for word in ("--enable", name)]
-    with serving("--upstream", f"oip+{carrier}://{address}", *free, *enabled) as gateway:
+    with gateway_before(server, carrier, *enabled) as gateway:
         yield gateway
 
 
@@ -162,7 +159,7 @@ def test_listed_headers_are_forwarded(
     triton_server: RunningServer, client: Client, carrier: str, tmp_path: Path
 ) -> None:
     """A header listed in the configuration reaches the model."""
-    address = triton_server.grpc_address if carrier == "grpc" else triton_server.http_address
+    address = triton_server.address(carrier)
     file = tmp_path / "gateway.yaml"
     file.write_text(FORWARDING.format(carrier=carrier, address=address))
     with serving(str(file)) as gateway:

@@ -20,7 +20,7 @@ import yaml
 from tests.integration.cli_kit import Running
 from tests.interop.client import ROOT, SCRIPTS, Client
 from tests.interop.environments import environment
-from tests.interop.gateways import serving
+from tests.interop.gateways import FREE_PORTS, gateway_before, serving
 from tests.interop.servers.process import RunningServer
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
@@ -179,27 +179,15 @@ def test_a_second_gateway_as_a_grps_server(
     """Through two gateways, with grps between them, the clients see the same."""
     with in_process(tmp_path) as behind:
         upstream = f"grps+{carrier}://{behind.addresses[f'main.{carrier}']}"
-        with serving(
-            "--upstream",
-            upstream,
-            "--http",
-            "127.0.0.1:0",
-            "--grpc",
-            "127.0.0.1:0",
-            "--admin",
-            "off",
-        ) as gateway:
+        with serving("--upstream", upstream, *FREE_PORTS) as gateway:
             seen = seen_by(grps_client, gateway)
     check(seen)
 
 
 def test_triton_over_grpc(triton_server: RunningServer, grps_client: Client) -> None:
     """The real Triton, which has no grps, replies to its clients over HTTP and gRPC."""
-    upstream = f"oip+grpc://{triton_server.grpc_address}"
     steps = ("http live", "http ready", "http unknown", "grpc live", "grpc ready", "grpc unknown")
-    with serving(
-        "--upstream", upstream, "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--admin", "off"
-    ) as gateway:
+    with gateway_before(triton_server, "grpc") as gateway:
         check(seen_by(grps_client, gateway, *steps))
         pair = [_tensor(name, "DT_INT32", [1, 16], flat_int32=ROW) for name in ("INPUT0", "INPUT1")]
         body = {"gtensors": {"tensors": pair}, "model": "add_sub"}

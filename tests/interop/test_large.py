@@ -4,6 +4,7 @@ import json
 import random
 import signal
 import struct
+import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +23,7 @@ from tests.integration.cli_kit import get
 from tests.integration.shared_memory_kit import SEGMENTS
 from tests.integration.workers_kit import eventually
 from tests.interop.client import SCRIPTS, Client
-from tests.interop.gateways import serving
+from tests.interop.gateways import gateway_before, serving
 from tests.interop.servers.process import RunningServer
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
@@ -33,9 +34,7 @@ def test_large_tensors_round_trip(
     carrier: str, client: Client, triton_server: RunningServer
 ) -> None:
     """Up to 16 MB pass through the gateway and Triton exactly, over either carrier."""
-    address = triton_server.grpc_address if carrier == "grpc" else triton_server.http_address
-    free = ("--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--admin", "127.0.0.1:0")
-    with serving("--upstream", f"oip+{carrier}://{address}", *free) as gateway:
+    with gateway_before(triton_server, carrier) as gateway:
         seen = client.run(SCRIPTS / "large.py", gateway.addresses["main.http"])
     assert {"1000": True, "300000": True, "4000000": True} == seen
 
@@ -45,7 +44,7 @@ def test_large_tensors_are_handed_over_in_shared_memory(
     carrier: str, client: Client, triton_server: RunningServer, tmp_path: Path
 ) -> None:
     """They are exact before Triton has the region and after, and clients do not see the region."""
-    address = triton_server.grpc_address if carrier == "grpc" else triton_server.http_address
+    address = triton_server.address(carrier)
     upstream = {"url": f"oip+{carrier}://{address}", "hand_over": "auto"}
     listener = {"http": "127.0.0.1:0", "shared_memory": {"mode": "forward", "keys": ["*"]}}
     config = {
@@ -75,6 +74,9 @@ def test_large_tensors_are_handed_over_in_shared_memory(
 
 VALUES = (3, 5)
 LARGE_BYTES = 160_000
+REPLIES = 400
+"""Right ones before a gateway is killed, and after."""
+
 GRPC_METHOD = "/inference.GRPCInferenceService/ModelInfer"
 FORMS = ("json", "binary", "binary of one", "grpc", "grpc of two")
 
@@ -145,7 +147,7 @@ def test_replies_in_shared_memory_are_those_in_bytes(
     carrier: str, triton_server: RunningServer, tmp_path: Path
 ) -> None:
     """Status, headers and bytes of each reply are the same, whatever carries it to the client."""
-    address = triton_server.grpc_address if carrier == "grpc" else triton_server.http_address
+    address = triton_server.address(carrier)
     upstream = {"url": f"oip+{carrier}://{address}"}
     off = _configured(tmp_path, {**upstream, "hand_over": "off"})
     auto = _configured(tmp_path, {**upstream, "hand_over": "auto"})
@@ -169,7 +171,7 @@ def test_reply_that_exceeds_its_configuration_is_lost_once(
     carrier: str, triton_server: RunningServer, tmp_path: Path
 ) -> None:
     """The model has run, so the call is not repeated; all later replies come as bytes."""
-    address = triton_server.grpc_address if carrier == "grpc" else triton_server.http_address
+    address = triton_server.address(carrier)
     auto = {"url": f"oip+{carrier}://{address}", "hand_over": "auto"}
     with serving(_configured(tmp_path, auto)) as gateway:
         at = gateway.addresses["main.http"], gateway.addresses["main.grpc"]
@@ -182,13 +184,13 @@ def test_reply_that_exceeds_its_configuration_is_lost_once(
         assert 2 * LARGE_BYTES < len(body)
 
 
-def _send(port: str, seed: int, end: float, counts: Counter[str]) -> None:
+def _send(port: str, seed: int, is_over: threading.Event, counts: Counter[str]) -> None:
     """Ask for outputs of random values; leave before one reply in ten, and read one in ten late."""
     draw = random.Random(seed)  # noqa: S311  # it must be repeatable
     row = np.arange(LARGE_BYTES // 4, dtype=np.float32) * np.float32(0.1)
     tensor = {"name": "INPUT0", "datatype": "INT32", "shape": [1, 1]}
     output = {"name": "LARGE", "parameters": {"binary_data": True}}
-    while time.monotonic() < end:
+    while not is_over.is_set():
         value = draw.randrange(1_000_000)
         body = json.dumps({"inputs": [{**tensor, "data": [value]}], "outputs": [output]})
         connection = HTTPConnection(port, timeout=60)
@@ -215,17 +217,22 @@ def test_reply_in_shared_memory_is_that_of_its_call(
     carrier: str, triton_server: RunningServer, tmp_path: Path
 ) -> None:
     """Clients leave, others read late, and one of two gateways is killed: no reply is wrong."""
-    address = triton_server.grpc_address if carrier == "grpc" else triton_server.http_address
+    address = triton_server.address(carrier)
     path = _configured(tmp_path, {"url": f"oip+{carrier}://{address}", "hand_over": "auto"})
     counts: Counter[str] = Counter()
-    end = time.monotonic() + 15
+    is_over = threading.Event()
     with serving(path) as one, serving(path) as two, ThreadPoolExecutor(8) as clients:
         ports = [each.addresses["main.http"] for each in (one, two)]
-        running = [clients.submit(_send, ports[seed % 2], seed, end, counts) for seed in range(8)]
-        eventually(lambda: counts["right"] > 50)
-        two.stop(signal.SIGKILL)
-        right = counts["right"]
-        eventually(lambda: counts["right"] > right + 50)
+        running = [
+            clients.submit(_send, ports[seed % 2], seed, is_over, counts) for seed in range(8)
+        ]
+        try:
+            eventually(lambda: counts["right"] > REPLIES)
+            two.stop(signal.SIGKILL)
+            right = counts["right"]
+            eventually(lambda: counts["right"] > right + REPLIES)
+        finally:
+            is_over.set()
         for each in running:
             each.result()
     assert {"right", "left", "broken"} == counts.keys()

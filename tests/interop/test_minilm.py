@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.integration.cli_kit import get
 from tests.interop.gateways import serving
 from tests.interop.minilm.make_onnx import minilm
-from tests.interop.test_openai_servers import ask
 
 pytest.importorskip("tokenizers")
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
@@ -55,7 +55,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def embed(url: str, *texts: str) -> tuple[np.ndarray[Any, Any], int]:
     """Return the rows of some texts, and the number of tokens."""
-    status, reply = ask(f"{url}/v1/embeddings", {"model": "minilm", "input": list(texts)})
+    status, reply = get(f"{url}/v1/embeddings", {"model": "minilm", "input": list(texts)})
     assert 200 == status, reply
     rows = np.array([each["embedding"] for each in reply["data"]])
     return rows, reply["usage"]["prompt_tokens"]

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.integration.cli_kit import get
 from tests.interop.client import SCRIPTS, Client
 from tests.interop.environments import environment
 from tests.interop.gateways import serving
@@ -50,19 +48,6 @@ def url(server: RunningServer, tmp_path_factory: pytest.TempPathFactory) -> Iter
         yield f"http://{gateway.addresses['main.http']}"
 
 
-def ask(url: str, document: Any = None) -> tuple[int, Any]:
-    """Return status and JSON of a response; of a POST where there is a *document*."""
-    data = None if document is None else json.dumps(document).encode()
-    headers = {"Content-Type": "application/json"}
-    request = urllib.request.Request(url, data, headers)  # noqa: S310  # of a gateway
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(request, timeout=30) as found:
-            return found.status, json.loads(found.read() or b"{}")
-    except urllib.error.HTTPError as error:
-        return error.code, json.loads(error.read())
-
-
 def texts(*values: str, name: str = "text") -> dict[str, Any]:
     return {"name": name, "datatype": "BYTES", "shape": [len(values)], "data": list(values)}
 
@@ -71,7 +56,7 @@ def texts(*values: str, name: str = "text") -> dict[str, Any]:
 def test_open_inference_reaches_infinity(url: str, model: str) -> None:
     """Five texts are three requests of at most two, and their rows come in order."""
     values = ("a", "bb", "ccc", "dddd", "eeeee")
-    status, reply = ask(f"{url}/v2/models/{model}/infer", {"inputs": [texts(*values)]})
+    status, reply = get(f"{url}/v2/models/{model}/infer", {"inputs": [texts(*values)]})
     assert 200 == status, reply
     (output,) = reply["outputs"]
     assert ("embedding", "FP32", [5, WIDTH]) == (
@@ -85,10 +70,10 @@ def test_open_inference_reaches_infinity(url: str, model: str) -> None:
 
 def test_its_models_are_listed_and_described(url: str) -> None:
     """Readiness, the index and the made metadata are those of the server and of its task."""
-    assert 200 == ask(f"{url}/v2/models/{MODEL}/ready")[0]
-    status, listed = ask(f"{url}/v1/models")
+    assert 200 == get(f"{url}/v2/models/{MODEL}/ready")[0]
+    status, listed = get(f"{url}/v1/models")
     assert (200, [MODEL, "renamed", "scored"]) == (status, [each["id"] for each in listed["data"]])
-    status, found = ask(f"{url}/v2/models/{MODEL}")
+    status, found = get(f"{url}/v2/models/{MODEL}")
     assert 200 == status
     assert [("text", "BYTES", [-1])] == [
         (each["name"], each["datatype"], each["shape"]) for each in found["inputs"]
@@ -97,7 +82,7 @@ def test_its_models_are_listed_and_described(url: str) -> None:
 
 def test_a_model_that_it_does_not_list_is_unknown(url: str) -> None:
     """Infinity itself answers an unknown name with 400."""
-    status, reply = ask(f"{url}/v2/models/absent/infer", {"inputs": [texts("a")]})
+    status, reply = get(f"{url}/v2/models/absent/infer", {"inputs": [texts("a")]})
     assert 404 == status
     assert "absent" in reply["error"]
 
@@ -105,7 +90,7 @@ def test_a_model_that_it_does_not_list_is_unknown(url: str) -> None:
 def test_a_task_that_it_does_not_have_is_an_error_of_the_request(url: str) -> None:
     """The text of its 400 reaches the client."""
     inputs = [texts("q", name="query"), texts("a", name="document")]
-    status, reply = ask(f"{url}/v2/models/scored/infer", {"inputs": inputs})
+    status, reply = get(f"{url}/v2/models/scored/infer", {"inputs": inputs})
     assert 400 == status
     assert "rerank" in reply["error"]
 

@@ -17,8 +17,7 @@ import pytest
 
 from tests.integration.drawn_messages import drawn_json
 from tests.integration.whole_messages import JSON, WAYS, Answer, Sent, post, sending
-from tests.interop.attacks import FREE_PORTS
-from tests.interop.gateways import serving
+from tests.interop.gateways import FREE_PORTS, serving
 from tests.interop.servers.infinity import start as infinity
 from tests.interop.servers.mlflow import start as mlflow
 from tests.interop.servers.process import Command, Ports, RunningServer, running

@@ -19,7 +19,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 
 from tests.integration.cli_kit import Running
 from tests.interop.client import Client
-from tests.interop.gateways import serving
+from tests.interop.gateways import make, serving
 from tests.interop.programs import program
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]  # apt-get may install a program first
@@ -27,6 +27,7 @@ pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]  # apt-get may inst
 TESTING = Path(__file__).parents[2] / "config" / "testing.yaml"
 FREE = "127.0.0.1:0"
 ONE_PORT = "main.http+grpc"
+ON_ONE_PORT = pytest.mark.skipif(make() != "native", reason="other transports have no HTTP/2")
 
 ADD = {
     "id": "curl-1",
@@ -56,7 +57,6 @@ def one_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     listener = config["listeners"][0]
     del listener["http"], listener["grpc"]
     listener |= {"address": FREE, "streams": [{"protocol": "grps", "address": FREE}]}
-    listener["transport"] = "native"  # the only one with HTTP/2
     config["admin"] = {"address": None, "metrics": None}
     file = tmp_path_factory.mktemp("one-port") / "testing.yaml"
     file.write_text(yaml.safe_dump(config))
@@ -82,6 +82,7 @@ def curl(gateway: Running, path: str, *options: str, name: str = "main.http") ->
 VERSIONS = [["--http1.1"], ["--http2-prior-knowledge"], ["--http2"]]
 
 
+@ON_ONE_PORT
 @pytest.mark.parametrize("options", VERSIONS, ids=lambda options: options[0])
 def test_curl_uses_both_http_versions_on_one_port(one_port: Running, options: list[str]) -> None:
     """HTTP/2 needs prior knowledge; an offered upgrade gets a response in HTTP/1."""
@@ -93,6 +94,7 @@ def test_curl_uses_both_http_versions_on_one_port(one_port: Running, options: li
     assert version == (b"2" if "prior" in options[0] else b"1.1")
 
 
+@ON_ONE_PORT
 def test_curl_uploads_over_http_2(one_port: Running, tmp_path: Path) -> None:
     """A large body is sent with a length and without one."""
     size = 4_000_000
@@ -110,12 +112,14 @@ def test_curl_uploads_over_http_2(one_port: Running, tmp_path: Path) -> None:
         assert (tmp_path / "out").read_bytes().count(b"0.0") >= size // 4
 
 
+@ON_ONE_PORT
 @pytest.mark.parametrize("name", [ONE_PORT, "main.grps.brpc"])
 def test_nghttp_reads_the_status_page(one_port: Running, name: str) -> None:
     """The page of grps is at / of the shared port and of the brpc port."""
     assert b"<h1>grps</h1>" in run("nghttp", one_port.url("/", name))
 
 
+@ON_ONE_PORT
 def test_h2load_requests_all_succeed(one_port: Running) -> None:
     """Many streams on many connections have responses."""
     url = one_port.url("/v2/health/ready", ONE_PORT)
@@ -123,6 +127,7 @@ def test_h2load_requests_all_succeed(one_port: Running) -> None:
     assert b"5000 succeeded, 0 failed, 0 errored, 0 timeout" in printed
 
 
+@ON_ONE_PORT
 def test_node_uses_http_2(one_port: Running) -> None:
     """The module http2 of Node.js sends and receives JSON."""
     script = (
@@ -137,6 +142,7 @@ def test_node_uses_http_2(one_port: Running) -> None:
     assert ("200", "curl-1") == (status, json.loads(body)["id"])
 
 
+@ON_ONE_PORT
 def test_grpc_on_one_port(one_port: Running) -> None:
     """Grpcio reaches the reflection service on the same port."""
     with grpc.insecure_channel(one_port.addresses[ONE_PORT]) as channel:
@@ -151,13 +157,6 @@ def test_curl_infers_with_json(gateway: Running) -> None:
     outputs = {output["name"]: output["data"] for output in answer["outputs"]}
     assert [value + 1 for value in range(16)] == outputs["OUTPUT0"]
     assert [value - 1 for value in range(16)] == outputs["OUTPUT1"]
-
-
-def test_curl_accepts_compression(gateway: Running) -> None:
-    """The option `--compressed`, which many use, does not change the reply."""
-    options = ("--compressed", "--data", json.dumps(ADD))
-    status, answer = curl(gateway, "/v2/models/simple/infer", *options)
-    assert (200, "simple") == (status, answer["model_name"])
 
 
 @pytest.mark.parametrize(

@@ -145,7 +145,7 @@ def test_two_gateways_before_one_server(server: RunningServer, tmp_path: Path) -
 @pytest.mark.parametrize("carrier", ["http", "grpc"])
 def test_a_model_that_cannot_be_loaded(server: RunningServer, carrier: str, tmp_path: Path) -> None:
     """Each of its callers gets the reason of the server; others are served."""
-    address = server.http_address if carrier == "http" else server.grpc_address
+    address = server.address(carrier)
     with (
         before(f"oip+{carrier}://{address}", tmp_path) as gateway,
         closing(HTTPConnection(gateway.addresses["main.http"], timeout=120)) as connection,
@@ -180,7 +180,7 @@ def held_by(server: RunningServer) -> set[str]:
 def test_models_of_mlserver(carrier: str, tmp_path: Path) -> None:
     """MLServer loads and unloads as Triton does, and holds no more than the room."""
     with running("mlserver", prepare_mlserver, tmp_path / "mlserver") as found:
-        address = found.http_address if carrier == "http" else found.grpc_address
+        address = found.address(carrier)
         with (
             before(f"oip+{carrier}://{address}", tmp_path, room=2) as gateway,
             closing(HTTPConnection(gateway.addresses["main.http"], timeout=120)) as connection,

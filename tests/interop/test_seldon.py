@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import closing
-from http.client import HTTPConnection
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from gateway.cli.commands import command_line
-from tests.integration.cli_kit import Running
-from tests.interop.attacks import FREE_PORTS
+from tests.integration.cli_kit import Running, get
 from tests.interop.client import SCRIPTS, Client
 from tests.interop.environments import environment
-from tests.interop.gateways import serving
+from tests.interop.gateways import gateway_before, serving
+from tests.interop.sacrifice import post
 from tests.interop.servers.process import RunningServer, running
 from tests.interop.servers.seldon import start
 
@@ -55,9 +53,7 @@ EXACT = 2**52
 @pytest.fixture(scope="module")
 def seen(triton_server: RunningServer) -> dict[str, Any]:
     """Return what Seldon's client sees of a gateway with flags alone before Triton."""
-    upstream = f"oip+grpc://{triton_server.grpc_address}"
-    flags = ("--upstream", upstream, "--default-model", "identity_fp32", *FREE_PORTS)
-    with serving(*flags) as gateway:
+    with gateway_before(triton_server, "grpc", "--default-model", "identity_fp32") as gateway:
         addresses = gateway.addresses["main.http"], gateway.addresses["main.grpc"]
         found: dict[str, Any] = Client(environment("seldon")).run(
             SCRIPTS / "seldon_client.py", *addresses
@@ -81,20 +77,17 @@ def gateway(server: RunningServer, tmp_path_factory: pytest.TempPathFactory) -> 
         yield found
 
 
-def ask(gateway: Running, method: str, path: str, document: Any = None) -> tuple[int, Any]:
-    """Return status and JSON of a response."""
-    with closing(HTTPConnection(gateway.addresses["main.http"], timeout=60)) as connection:
-        body = None if document is None else json.dumps(document)
-        connection.request(method, path, body, {"Content-Type": "application/json"})
-        response = connection.getresponse()
-        content = response.read()
-        return response.status, json.loads(content) if content else None
+def send(gateway: Running, path: str, message: dict[str, Any]) -> tuple[int, Any]:
+    """POST a SeldonMessage; return status and JSON of the response."""
+    body, headers = json.dumps(message).encode(), {"Content-Type": "application/json"}
+    status, found = post(gateway.addresses["main.http"], path, body, headers=headers)
+    return status, json.loads(found)
 
 
 def infer(gateway: Running, model: str, datatype: str, shape: list[int], data: list[Any]) -> Any:
     """Return shape and elements of the output, or the status and the text of an error."""
     inputs = [{"name": "x", "datatype": datatype, "shape": shape, "data": data}]
-    status, found = ask(gateway, "POST", f"/v2/models/{model}/infer", {"inputs": inputs})
+    status, found = get(gateway.url(f"/v2/models/{model}/infer"), {"inputs": inputs})
     if status != 200:
         return status, found["error"]
     (output,) = found["outputs"]
@@ -133,7 +126,7 @@ def test_open_inference_reaches_the_microservice(gateway: Running, model: str) -
     assert ([2, 2], [2, -4, 0, EXACT]) == infer(
         gateway, model, "INT64", [2, 2], [1, -2, 0, EXACT // 2]
     )
-    assert ask(gateway, "GET", f"/v2/models/{model}/ready")[0] == 200
+    assert get(gateway.url(f"/v2/models/{model}/ready"))[0] == 200
 
 
 def test_integers_beyond_doubles_are_exact_over_json_or_refused(gateway: Running) -> None:
@@ -149,14 +142,14 @@ def test_texts_reach_the_microservice(gateway: Running) -> None:
     assert ([1], ["HÉ"]) == infer(gateway, "texts", "BYTES", [1], ["hé"])
     status, text = infer(gateway, "texts", "BYTES", [1], ["refuse"])
     assert (status, "refused" in text) == (400, True)
-    status, found = ask(gateway, "POST", "/seldon/ns/texts/predict", {"strData": "refuse"})
+    status, found = send(gateway, "/seldon/ns/texts/predict", {"strData": "refuse"})
     assert (status, found["status"]["reason"]) == (422, "MY_REASON")
 
 
 def test_feedback_reaches_the_microservice(gateway: Running) -> None:
     """The option passes it on."""
     feedback = {"request": {"strData": "x"}, "response": {"strData": "x"}, "reward": 1.0}
-    status, found = ask(gateway, "POST", "/seldon/ns/rest/api/v1.0/feedback", feedback)
+    status, found = send(gateway, "/seldon/ns/rest/api/v1.0/feedback", feedback)
     assert status == 200
     assert found["meta"]["tags"] == {"tag": "t"}
 
@@ -164,7 +157,7 @@ def test_feedback_reaches_the_microservice(gateway: Running) -> None:
 @pytest.mark.parametrize("carrier", ["http", "grpc"])
 def test_the_command_line_calls_the_server(server: RunningServer, carrier: str) -> None:
     """`gateway infer` needs the datatype of the input only."""
-    address = server.http_address if carrier == "http" else server.grpc_address
+    address = server.address(carrier)
     words = ["infer", f"seldon+{carrier}://{address}", "any", "-i", "x=[[1.5,2]]"]
     words += ["--datatype", "x=FP64", "-o", "json"]
     result = CliRunner().invoke(command_line(["infer"]), words)

@@ -19,10 +19,10 @@ from gateway.transports.reference.grpc_client import GrpcClient
 from gateway.transports.reference.http_client import HttpClient
 from tests.integration.cli_kit import Running, get
 from tests.interop.client import Client
-from tests.interop.gateways import serving
+from tests.interop.gateways import CARRIERS, serving
 from tests.interop.servers.process import RunningServer
 from tests.interop.servers.triton.models import MODELS
-from tests.interop.test_gateway import CARRIERS, ENABLED, SCRIPTS, seen_through, sidecar
+from tests.interop.test_gateway import ENABLED, SCRIPTS, seen_through, sidecar
 from tests.matrix.clients import CLIENTS
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
@@ -35,7 +35,7 @@ def before(
     server: RunningServer, carrier: str, folder: Path, models: dict[str, Any]
 ) -> Iterator[Running]:
     """Run the gateway before *server* with the given configuration of its models."""
-    address = server.grpc_address if carrier == "grpc" else server.http_address
+    address = server.address(carrier)
     # As the sidecar's `--enable NAME[=VALUE]` has it.
     enabled = {name: value or "true" for name, _, value in (one.partition("=") for one in ENABLED)}
     config = {

@@ -17,9 +17,8 @@ import pytest
 from tests.integration.cli_kit import Running
 from tests.integration.workers_kit import eventually
 from tests.interop.attacks import (
-    CARRIERS,
-    FREE_PORTS,
     INNOCENT,
+    IS_HURT_FIRST,
     MOST_WAIT_S,
     Send,
     addresses,
@@ -30,7 +29,7 @@ from tests.interop.attacks import (
     row,
     worst_wait,
 )
-from tests.interop.gateways import serving
+from tests.interop.gateways import CARRIERS, gateway_before, gateways_before, serving
 from tests.interop.sacrifice import (
     BLOCKED_S,
     Innocent,
@@ -63,19 +62,19 @@ def mlserver_sacrifice(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sac
 @row("wide_text")
 def test_wide_text_is_rejected(mlserver_sacrifice: Sacrifice) -> None:
     """Directly one long text among many uses a GiB of MLServer; the gateway rejects it."""
-    server = mlserver_sacrifice.server
+    mlserver_sacrifice.revive()
     texts = ["a"] * 999 + ["b" * 400_000]
     tensor = {"name": "X", "datatype": "BYTES", "shape": [1000], "data": texts}
     body = json.dumps({"inputs": [tensor]}).encode()
     path = "/v2/models/count_text/infer"
-    before = mlserver_sacrifice.peak_bytes()
-    post(server.http_address, path, body, timeout_s=60)
-    assert mlserver_sacrifice.peak_bytes() - before > 500 << 20
-    mlserver_sacrifice.restart()
+    if IS_HURT_FIRST:
+        before = mlserver_sacrifice.peak_bytes()
+        post(mlserver_sacrifice.server.http_address, path, body, timeout_s=60)
+        assert mlserver_sacrifice.peak_bytes() - before > 500 << 20
+        mlserver_sacrifice.restart()
     server = mlserver_sacrifice.server
     before = mlserver_sacrifice.peak_bytes()
-    upstream = f"oip+http://{server.http_address}"
-    with serving("--upstream", upstream, *FREE_PORTS) as gateway:
+    with gateway_before(server, "http") as gateway:
         address = gateway.addresses["main.http"]
         statuses: list[int] = []
         worst_s = worst_wait(
@@ -107,8 +106,7 @@ def test_unknown_names_do_not_reach_the_metrics(
 
     assert post(server.http_address, f"/v2/models/direct-{carrier}/infer", body)[0] == 404
     assert series(f"direct-{carrier}") > 3
-    address = server.http_address if carrier == "http" else server.grpc_address
-    with serving("--upstream", f"oip+{carrier}://{address}", *FREE_PORTS) as gateway:
+    with gateway_before(server, carrier) as gateway:
         http_address, grpc_address = addresses(gateway)
         for number in range(3):
             name = f"invented-{carrier}-{number}"
@@ -125,24 +123,20 @@ def test_unknown_names_do_not_reach_the_metrics(
 def test_many_json_numbers_are_rejected(mlserver_sacrifice: Sacrifice) -> None:
     """Directly 15,000,000 numbers block MLServer; the gateway rejects them."""
     mlserver_sacrifice.revive()
-    server = mlserver_sacrifice.server
     path = "/v2/models/sum_and_empty/infer"
     count = 15_000_000
     tensor = {"name": "X", "datatype": "FP32", "shape": [count]}
-    numbers = b",".join([b"0.12345678"] * count)
-    direct = json.dumps({"inputs": [tensor]}).encode()[:-3] + b',"data":[' + numbers + b"]}]}"
-    worst_s = worst_wait(
-        mlserver_sacrifice,
-        server.http_address,
-        lambda: post(server.http_address, path, direct, timeout_s=60),
-    )
-    assert worst_s > BLOCKED_S
-    mlserver_sacrifice.restart()
+    if IS_HURT_FIRST:
+        numbers = b",".join([b"0.12345678"] * count)
+        direct = json.dumps({"inputs": [tensor]}).encode()[:-3] + b',"data":[' + numbers + b"]}]}"
+        there = mlserver_sacrifice.server.http_address
+        send = partial(post, there, path, direct, timeout_s=60)
+        assert worst_wait(mlserver_sacrifice, there, send) > BLOCKED_S
+        mlserver_sacrifice.restart()
     size = {"binary_data_size": 4 * count}
     head = json.dumps({"inputs": [{**tensor, "parameters": size}]}).encode()
     length = {"Inference-Header-Content-Length": str(len(head))}
-    upstream = f"oip+http://{mlserver_sacrifice.server.http_address}"
-    with serving("--upstream", upstream, *FREE_PORTS) as gateway:
+    with gateway_before(mlserver_sacrifice.server, "http") as gateway:
         address = gateway.addresses["main.http"]
         statuses: list[int] = []
         worst_s = worst_wait(
@@ -163,7 +157,6 @@ def test_many_json_numbers_are_rejected(mlserver_sacrifice: Sacrifice) -> None:
 def test_an_abandoned_stream_is_cancelled_over_grpc(mlserver_sacrifice: Sacrifice) -> None:
     """Directly, an abandoned stream runs to its end; over gRPC the client's leaving ends it."""
     mlserver_sacrifice.revive()
-    server = mlserver_sacrifice.server
     count = 200_000
     tensor = {"name": "IN", "datatype": "INT32", "shape": [count], "data": [0] * count}
     body = json.dumps({"inputs": [tensor]}).encode()
@@ -181,16 +174,18 @@ def test_an_abandoned_stream_is_cancelled_over_grpc(mlserver_sacrifice: Sacrific
         leave(address)
         INNOCENT.by_http(address, timeout_s=60)
 
-    send = partial(leave_and_wait, server.http_address)
-    assert worst_wait(mlserver_sacrifice, server.http_address, send) > BLOCKED_S
-    mlserver_sacrifice.restart()
+    if IS_HURT_FIRST:
+        there = mlserver_sacrifice.server.http_address
+        send = partial(leave_and_wait, there)
+        assert worst_wait(mlserver_sacrifice, there, send) > BLOCKED_S
+        mlserver_sacrifice.restart()
     server = mlserver_sacrifice.server
-    with serving("--upstream", f"oip+http://{server.http_address}", *FREE_PORTS) as gateway:
+    with gateway_before(server, "http") as gateway:
         await_ready(gateway)
         (upstream,) = _status(gateway)["upstreams"]
         lines = [line for each in upstream["endpoints"] for line in each["weaknesses"]]
         assert any("infer_stream" in line and "oip+grpc" in line for line in lines)
-    with serving("--upstream", f"oip+grpc://{server.grpc_address}", *FREE_PORTS) as gateway:
+    with gateway_before(server, "grpc") as gateway:
         await_ready(gateway)
         address = gateway.addresses["main.http"]
         send = partial(leave_and_wait, address)
@@ -212,12 +207,8 @@ def kserve_sacrifice(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sacri
 @pytest.fixture(scope="module")
 def kserve_gateways(kserve_sacrifice: Sacrifice) -> Iterator[Mapping[str, Running]]:
     """Run a gateway with default settings for each carrier to the server."""
-    server = kserve_sacrifice.server
-    with (
-        serving("--upstream", f"oip+grpc://{server.grpc_address}", *FREE_PORTS) as over_grpc,
-        serving("--upstream", f"oip+http://{server.http_address}", *FREE_PORTS) as over_http,
-    ):
-        yield {"grpc": over_grpc, "http": over_http}
+    with gateways_before(kserve_sacrifice.server) as found:
+        yield found
 
 
 def _check_blocking(
@@ -225,13 +216,13 @@ def _check_blocking(
 ) -> None:
     """Check that a request blocks others directly, and none through a gateway."""
     sacrifice.revive()
-    server = sacrifice.server
-    addresses_ = (server.http_address, server.grpc_address)
-    with bystander(_infer_patiently, server.http_address) as seen:
-        seen.await_requests()
-        send(*addresses_)
-    assert seen.worst_s > BLOCKED_S, "this server is not hurt: check its version"
-    sacrifice.revive()
+    if IS_HURT_FIRST:
+        server = sacrifice.server
+        with bystander(_infer_patiently, server.http_address) as seen:
+            seen.await_requests()
+            send(server.http_address, server.grpc_address)
+        assert seen.worst_s > BLOCKED_S, "this server is not hurt: check its version"
+        sacrifice.revive()
     for gateway in gateways.values():
         await_ready(gateway, sacrifice.innocent)
         http_address, grpc_address = addresses(gateway)
@@ -324,7 +315,7 @@ lifecycle: {{pre_stop: 0s}}
 """
     )
     with (
-        serving("--upstream", upstream, *FREE_PORTS) as closed,
+        gateway_before(server, "http") as closed,
         serving(str(file)) as opened_gateway,
     ):
         await_ready(closed, KSERVE_INNOCENT)
@@ -370,7 +361,7 @@ def test_brief_errors_omit_the_models_text(
     path = "/v2/models/sum_and_empty/infer"
     body = json_body("BYTES", [1], ["a"]).replace(b"INPUT0", b"X")
     assert b"ValueError" in post(server.http_address, path, body)[1]
-    address = server.http_address if carrier == "http" else server.grpc_address
+    address = server.address(carrier)
     file = tmp_path / "brief.yaml"
     file.write_text(
         f"""

@@ -94,7 +94,7 @@ def test_no_harmful_request_reaches_the_server(
     sacrifice.revive()
     carrier, listener = CONFIGURATIONS[configuration]
     running = sacrifice.server
-    address = running.grpc_address if carrier == "grpc" else running.http_address
+    address = running.address(carrier)
     file = tmp_path / "gateway.yaml"
     file.write_text(CONFIGURATION.format(carrier=carrier, address=address, listener=listener))
     marker = tmp_path / "taken-over"

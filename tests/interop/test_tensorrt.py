@@ -21,7 +21,7 @@ from tests.integration.cli_kit import Running
 from tests.integration.workers_kit import PATIENCE_S
 from tests.interop.client import SCRIPTS, Client
 from tests.interop.environments import environment
-from tests.interop.gateways import serving
+from tests.interop.gateways import FREE_PORTS, serving
 from tests.interop.servers.process import RunningServer
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
@@ -147,8 +147,7 @@ def allowing(upstream: str, folder: Path, memory: str = "map") -> Iterator[Runni
 @contextmanager
 def sidecar(upstream: str) -> Iterator[Running]:
     """Run the gateway in front of *upstream*, as its users do."""
-    free = ("--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--admin", "off")
-    with serving("--upstream", upstream, *free) as gateway:
+    with serving("--upstream", upstream, *FREE_PORTS) as gateway:
         yield gateway
 
 
@@ -285,7 +284,7 @@ def test_counters_never_decrease(
     triton_server: RunningServer, tmp_path: Path, carrier: str, workers: int
 ) -> None:
     """The old perf_client subtracts two readings as unsigned numbers, of any worker."""
-    address = triton_server.grpc_address if carrier == "grpc" else triton_server.http_address
+    address = triton_server.address(carrier)
     file = tmp_path / "workers.yaml"
     text = WORKERS_BEFORE.replace("WORKERS", str(workers))
     file.write_text(text.replace("URL", f"oip+{carrier}://{address}"))

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from tests.integration.cli_kit import Running
-from tests.interop.attacks import FREE_PORTS
 from tests.interop.client import SCRIPTS, Client
 from tests.interop.environments import environment
-from tests.interop.gateways import serving
+from tests.interop.gateways import gateway_before, serving
 from tests.interop.servers.process import RunningServer
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
@@ -38,7 +37,7 @@ models:
 @pytest.fixture(scope="module")
 def sidecar(triton_server: RunningServer) -> Iterator[Running]:
     """Run a gateway with flags alone before Triton."""
-    with serving("--upstream", f"oip+grpc://{triton_server.grpc_address}", *FREE_PORTS) as found:
+    with gateway_before(triton_server, "grpc") as found:
         yield found
 
 

@@ -19,7 +19,7 @@ from gateway.protocols.torchserve.grpc.codec import LIST, PING_METHOD, PREDICTIO
 from gateway.schema import torchserve_inference_pb2 as pb
 from gateway.schema import torchserve_management_pb2
 from tests.integration.cli_kit import Running
-from tests.interop.gateways import serving
+from tests.interop.gateways import gateway_before, serving
 from tests.interop.programs import program
 from tests.interop.servers.process import RunningServer, running
 from tests.interop.servers.torchserve.start import prepare
@@ -79,7 +79,7 @@ def gateway(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Running]:
     """Run a gateway before the server, over either carrier."""
-    address = torchserve.http_address if request.param == "http" else torchserve.grpc_address
+    address = torchserve.address(request.param)
     path = tmp_path_factory.mktemp("gateway") / "gateway.yaml"
     path.write_text(CONFIG.replace("URL", f"torchserve+{request.param}://{address}"))
     with serving(str(path)) as found:
@@ -89,8 +89,7 @@ def gateway(
 @pytest.fixture(scope="module")
 def before_triton(triton_server: RunningServer) -> Iterator[Running]:
     """Run a gateway with flags alone before a Triton."""
-    flags = ("--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--admin", "off")
-    with serving("--upstream", f"oip+grpc://{triton_server.grpc_address}", *flags) as found:
+    with gateway_before(triton_server, "grpc") as found:
         yield found
 
 

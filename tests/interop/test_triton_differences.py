@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.cli_kit import Running
-from tests.interop.gateways import serving
+from tests.interop.gateways import gateway_before, serving
 from tests.interop.servers.process import RunningServer
 from tests.interop.test_extensions import BEFORE_TRITON
 from tests.interop.triton_probes import probe_all
@@ -19,7 +19,6 @@ pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
 
 PAGE = Path(__file__).parents[2] / "docs" / "triton-differences.md"
 OTHER_WORDS = "## Same status, other words"
-FREE = ("--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--admin", "127.0.0.1:0")
 SIDECARS = ("default http", "default grpc", "all http", "all grpc")
 WHERE = {
     "every": SIDECARS,
@@ -58,13 +57,12 @@ def sidecar(
 ) -> Iterator[tuple[str, Running]]:
     """Run one sidecar in front of Triton; its name is with it."""
     kind, carrier = request.param.split()
-    address = triton_server.grpc_address if carrier == "grpc" else triton_server.http_address
     if kind == "default":
-        with serving("--upstream", f"oip+{carrier}://{address}", *FREE) as gateway:
+        with gateway_before(triton_server, carrier) as gateway:
             yield request.param, gateway
         return
     file = tmp_path_factory.mktemp("all") / "gateway.yaml"
-    file.write_text(BEFORE_TRITON.format(carrier=carrier, address=address))
+    file.write_text(BEFORE_TRITON.format(carrier=carrier, address=triton_server.address(carrier)))
     with serving(str(file)) as gateway:
         yield request.param, gateway
 

@@ -5,8 +5,6 @@
 
 import json
 import struct
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,12 +13,12 @@ import pytest
 
 from gateway.schema import open_inference_pb2 as pb
 from tests.integration.cli_kit import Running
+from tests.interop.gateways import CARRIERS
+from tests.interop.sacrifice import post
 from tests.interop.servers.process import RunningServer
 from tests.interop.test_gateway import sidecar
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
-
-CARRIERS = ("grpc", "http")
 
 
 @pytest.fixture(scope="module", params=CARRIERS)
@@ -30,15 +28,10 @@ def gateway(request: pytest.FixtureRequest, triton_server: RunningServer) -> Ite
         yield running
 
 
-def post(base: str, path: str, document: Any) -> tuple[int, str]:
+def ask(address: str, path: str, document: Any) -> tuple[int, str]:
     """Return the status and the text of a response, whatever the status."""
-    body = json.dumps(document).encode()
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(base + path, body, timeout=30) as response:
-            return response.status, response.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
+    status, text = post(address, path, json.dumps(document).encode())
+    return status, text.decode()
 
 
 def one_input(datatype: str, data: list[Any], shape: list[int] | None = None) -> dict[str, Any]:
@@ -54,11 +47,11 @@ def test_ensemble_outputs_of_several_steps(
     """Triton repeats parameter keys in such a reply; the gateway forwards all outputs."""
     document = one_input("INT32", [1, 2, 3]) | {"outputs": [{"name": name} for name in names]}
     path = "/v2/models/ensemble_int32/infer"
-    status, text = post(triton_server.http_url, path, document)
+    status, text = ask(triton_server.http_address, path, document)
     assert 200 == status
     assert 2 == text.count('"sequence_id"'), "Triton repeats its keys no longer"
     for _ in range(3):
-        seen, again = post(gateway.url(""), path, document)
+        seen, again = ask(gateway.addresses["main.http"], path, document)
         assert (200, outputs_of(text)) == (seen, outputs_of(again))
 
 
@@ -79,9 +72,9 @@ def test_values_that_are_not_finite_are_forwarded(
     if path.endswith("infer"):
         document = one_input("FP64", [1.5, -1.0, 0.0])
     path = f"/v2/models/{path}"
-    status, text = post(triton_server.http_url, path, document)
+    status, text = ask(triton_server.http_address, path, document)
     assert (200, True) == (status, "Infinity" in text and "NaN" in text)
-    seen, again = post(gateway.url(""), path, document)
+    seen, again = ask(gateway.addresses["main.http"], path, document)
     assert (200, values_of(text)) == (seen, values_of(again))
 
 
@@ -101,15 +94,12 @@ def test_bool_bytes_other_than_0_and_1_are_forwarded(
         "parameters": {"binary_data_output": True},
     }
     text = json.dumps(document).encode()
-    for base in (triton_server.http_url, gateway.url("")):
-        request = urllib.request.Request(  # noqa: S310  # loopback
-            base + "/v2/models/identity_bool/infer",
-            text + b"\x00\x02\xff\x01",
-            {"Inference-Header-Content-Length": str(len(text))},
-        )
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(request, timeout=30) as response:
-            assert response.read().endswith(b"}\x00\x02\xff\x01")
+    length = {"Inference-Header-Content-Length": str(len(text))}
+    elements = b"\x00\x02\xff\x01"
+    for address in (triton_server.http_address, gateway.addresses["main.http"]):
+        path = "/v2/models/identity_bool/infer"
+        status, reply = post(address, path, text + elements, headers=length)
+        assert (200, True) == (status, reply.endswith(b"}" + elements))
 
 
 @pytest.mark.parametrize(
@@ -128,8 +118,8 @@ def test_errors_of_streams_are_those_of_triton(
 ) -> None:
     """Status and events of the error are equal."""
     path = f"/v2/models/{model}/generate_stream"
-    status, text = post(triton_server.http_url, path, document)
-    seen, again = post(gateway.url(""), path, document)
+    status, text = ask(triton_server.http_address, path, document)
+    seen, again = ask(gateway.addresses["main.http"], path, document)
     assert status == seen
     if model != "no_such_model":  # whose text has the gateway's words first
         assert events_of(text) == events_of(again)

@@ -80,6 +80,10 @@ class RunningServer:
         """`127.0.0.1:PORT`, the form that tritonclient wants."""
         return self.http_url.removeprefix("http://")
 
+    def address(self, carrier: str) -> str:
+        """Return "host:port" of a carrier, "http" or "grpc"."""
+        return self.http_address if carrier == "http" else self.grpc_address
+
 
 class ServerDidNotStart(Exception):
     """A server ended early or did not become ready; the text ends with its last log lines."""
