@@ -33,6 +33,7 @@ from gateway.ir.errors import (
 )
 from gateway.ir.tensors.tensor import array_tensor
 from gateway.policies.complete.policy import Complete
+from gateway.schema import open_inference_pb2 as pb
 from gateway.settings.units import parse_url
 from gateway.transports.contract import ClientLimits
 from gateway.transports.grpc.client import GrpcClient
@@ -115,11 +116,16 @@ async def bad(http: HttpClient, grpc: GrpcClient) -> None:
         assert response.status.name != "OK"
 
 
-async def large(http: HttpClient, _grpc: GrpcClient) -> None:
-    """Send a body that is passed on while it arrives."""
+async def large(http: HttpClient, grpc: GrpcClient) -> None:
+    """Send bodies of which that over HTTP is passed on while it arrives."""
     headers = Headers((("inference-header-content-length", str(len(LARGE_JSON))),))
     request = HttpRequest("POST", "/v2/models/simple/infer", "", headers, (LARGE,))
     assert (await http.send(request, deadline=None)).status == 200
+    message = pb.ModelInferRequest(model_name="simple", raw_input_contents=[bytes(LARGE_SIZE)] * 2)
+    for at in (0, 1):
+        message.inputs.add(name=f"INPUT{at}", datatype="INT32", shape=[ROWS, 16])
+    response = await grpc.send(GrpcRequest(INFER, (message.SerializeToString(),)), deadline=None)
+    assert response.status.name == "OK"
 
 
 def ours(found: object) -> str:
