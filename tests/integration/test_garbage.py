@@ -33,6 +33,7 @@ from gateway.ir.errors import (
 )
 from gateway.ir.tensors.tensor import array_tensor
 from gateway.policies.complete.policy import Complete
+from gateway.schema import open_inference_pb2 as pb
 from gateway.settings.units import parse_url
 from gateway.transports.contract import ClientLimits
 from gateway.transports.grpc.client import GrpcClient
@@ -55,6 +56,28 @@ BAD = (
     GOOD.replace(b"[1, 16]", b"[1, 17]"),
 )
 HEAD = b"POST /v2/models/simple/infer HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n" % len(GOOD)
+ROWS = 20_000
+LARGE_SIZE = ROWS * 64
+LARGE_JSON = json.dumps(
+    {
+        "inputs": [
+            {
+                "name": f"INPUT{at}",
+                "datatype": "INT32",
+                "shape": [ROWS, 16],
+                "parameters": {"binary_data_size": LARGE_SIZE},
+            }
+            for at in (0, 1)
+        ],
+        "parameters": {"binary_data_output": True},
+    }
+).encode()
+LARGE = LARGE_JSON + bytes(2 * LARGE_SIZE)
+LARGE_HEAD = (
+    b"POST /v2/models/simple/infer HTTP/1.1\r\nHost: h\r\n"
+    b"Inference-Header-Content-Length: %d\r\nContent-Length: %d\r\n\r\n"
+    % (len(LARGE_JSON), len(LARGE))
+)
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"
 BAD_GRPC = (b"\xff\xff", b"\x0a\x06simple", b"\x0a\x04nope")
 
@@ -93,6 +116,18 @@ async def bad(http: HttpClient, grpc: GrpcClient) -> None:
         assert response.status.name != "OK"
 
 
+async def large(http: HttpClient, grpc: GrpcClient) -> None:
+    """Send bodies of which that over HTTP is passed on while it arrives."""
+    headers = Headers((("inference-header-content-length", str(len(LARGE_JSON))),))
+    request = HttpRequest("POST", "/v2/models/simple/infer", "", headers, (LARGE,))
+    assert (await http.send(request, deadline=None)).status == 200
+    message = pb.ModelInferRequest(model_name="simple", raw_input_contents=[bytes(LARGE_SIZE)] * 2)
+    for at in (0, 1):
+        message.inputs.add(name=f"INPUT{at}", datatype="INT32", shape=[ROWS, 16])
+    response = await grpc.send(GrpcRequest(INFER, (message.SerializeToString(),)), deadline=None)
+    assert response.status.name == "OK"
+
+
 def ours(found: object) -> str:
     """Return what of the gateway *found* is; "" for what is not its own."""
     if isinstance(found, FrameType):
@@ -123,7 +158,7 @@ def uncollected() -> list[str]:
         gc.garbage.clear()
 
 
-@pytest.mark.parametrize("ask", [good, bad])
+@pytest.mark.parametrize("ask", [good, bad, large])
 @pytest.mark.parametrize("way", ["model", "oip+http", "oip+grpc"])
 async def test_calls_leave_no_garbage(way: str, ask: Ask) -> None:
     """After calls of one kind no cycle of the gateway's own objects remains."""
@@ -260,6 +295,7 @@ def in_flight(gateway: Gateway) -> float:
         ("http", HEAD[:20], False),
         ("http", HEAD + GOOD[:20], False),
         ("http", HEAD + GOOD, True),
+        ("http", LARGE_HEAD + LARGE[: LARGE_SIZE // 2], False),
         ("http", b"\0 nonsense\r\n\r\n", True),
         ("grpc", b"", False),
         ("grpc", PREFACE[:10], False),

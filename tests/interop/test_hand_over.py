@@ -73,8 +73,8 @@ SLACK_S = 1.0
 REST_S = 35.0
 """A gateway returns free memory every 30 s, while it has no call."""
 
-MOST_GROWTH = 32 * MIB
-"""Of the heap of a process at rest, in the last quarter of the calls: it has gaps between buffers."""
+MOST_GROWTH = 8 * MIB
+"""Of the heap of a process at rest, in the last quarter of the calls."""
 
 TRITON = "triton"
 OF_KILLS = re.compile("502|503|UNAVAILABLE|Connection|BrokenPipe|IncompleteRead")

@@ -100,6 +100,8 @@ class FixedOutputs:
         if model is not None and model.item_bytes:
             if not call.outputs:
                 model.has_all = {one.name for one in reply.outputs} == model.item_bytes.keys()
+        elif model is not None and model.skipped:
+            model.skipped -= 1  # of a call with large inputs
         elif not any(map(_is_large, reply.outputs)):
             self._models[call.model] = _Model()
         elif self._question is None or self._question.done():

@@ -229,6 +229,8 @@ class CutThroughBody(_BodyWait):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        # A cycle with the exchange would keep a piece of memory until the next garbage collection.
+        self._on_error = _ignore
 
     # -- for the upstream
 
@@ -428,3 +430,7 @@ class CutThroughBody(_BodyWait):
             self._source.resume_reading()
         if self._held_since is not None:
             self.pause()  # the sink was full before all data was written
+
+
+def _ignore(_fault: HttpError) -> None:
+    """Do nothing: the body has ended."""

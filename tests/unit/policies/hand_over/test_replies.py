@@ -275,6 +275,20 @@ async def test_larger_reply_fails_once_and_may_be_repeated_by_the_rules(tmp_path
         assert (ran + 1, 0) == (len(it.triton.reads), it.triton.writes)
 
 
+async def test_calls_with_large_inputs_do_not_let_it_be_learnt_again(tmp_path: Path) -> None:
+    """A model whose replies were lost once is not trusted, though others are as it says."""
+    async with replying(tmp_path) as it:
+        it.triton.answer = lambda read: read * (2 * SIZE)
+        with pytest.raises(Unavailable):
+            await it.layer(call_of(7))
+        it.triton.answer = repeated
+        large = call_of(7).changed(inputs=(bytes_tensor("x", bytes(SIZE)),))
+        for _ in range(3):
+            await it.layer(large)
+            await settle()
+        assert {} == it.layer._fixed_outputs.sizes(large)
+
+
 async def test_reply_that_lacks_an_output_is_lost_once(tmp_path: Path) -> None:
     """A call that names no output needs none of them."""
     async with replying(tmp_path) as it:
