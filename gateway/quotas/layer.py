@@ -366,7 +366,7 @@ class ApplyQuotas:
         try:
             reply = await inner(call)
         except BaseException as error:
-            self._on_failure(error, parts, charges, short, since)
+            self._on_failure(error, kind, parts, charges, short, since)
             raise
         if kind is InferRequest and not plan.has_seconds:
             return reply
@@ -376,6 +376,7 @@ class ApplyQuotas:
     def _on_failure(
         self,
         error: BaseException,
+        kind: type,
         parts: Sequence[QuotaPart],
         charges: Sequence[Charge],
         short: Sequence[Shortage],
@@ -383,7 +384,7 @@ class ApplyQuotas:
     ) -> None:
         """Give back the charges of a call that reached no target."""
         path = current_path()
-        if not _reached_no_target(error, path):
+        if not _reached_no_target(error, kind, path):
             self._charge_time(parts, path)
             return
         lacking = {one.charge for one in short}
@@ -457,10 +458,13 @@ def _least(states: Iterable[BudgetState | None]) -> BudgetState | None:
     return min(found, key=lambda each: each.left, default=None)
 
 
-def _reached_no_target(error: BaseException, path: CallPath | None) -> bool:
-    """Return whether a call failed before any target had it."""
+def _reached_no_target(error: BaseException, kind: type, path: CallPath | None) -> bool:
+    """Return whether a call failed before any target had it: the error is that of the last attempt.
+
+    A call is not given back whose model a target was asked about, unless it was certainly not sent.
+    """
+    if path is None or not isinstance(error, GatewayError):
+        return isinstance(error, NotSent)
     if isinstance(error, NotSent):
-        return True
-    if not isinstance(error, GatewayError) or path is None:
-        return False
-    return not path.attempts and not path.upstream_s
+        return not path.has_received(kind.__name__)
+    return not path.is_received and not path.is_question_received
