@@ -11,7 +11,14 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 Key = tuple[str, ...]
-"""The name of a quota, and the values that it is counted by."""
+"""The name of a budget, and the values that it is counted by.
+
+The name is that of the quota with its unit and period, since amounts of others are not comparable:
+a call that a reload overtakes charges nothing to the budgets of another unit.
+"""
+
+_SEPARATOR: Final = " "
+"""No name of a quota has it."""
 
 _LEAST_OF_SECONDS: Final = 1e-3
 _UNKNOWN_S: Final = 1.0
@@ -47,6 +54,21 @@ class Shortage(NamedTuple):
 
     charge: Charge
     wait_s: float
+
+
+def budget_name(quota: str, unit: str, period: str) -> str:
+    """Return the name of the budgets of a quota."""
+    return f"{quota}{_SEPARATOR}{unit}/{period}"
+
+
+def quota_of(key: Key) -> str:
+    """Return the name of the quota that a budget is of."""
+    return key[0].partition(_SEPARATOR)[0]
+
+
+def stored_key(key: Key) -> Key:
+    """Return the key with which a budget is stored: it has the name of the quota alone."""
+    return (quota_of(key), *key[1:])
 
 
 def has_room(room: float, amount: float) -> bool:

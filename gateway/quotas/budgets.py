@@ -23,6 +23,8 @@ from gateway.quotas.budget_queue import (
     Key,
     Shortage,
     has_room,
+    quota_of,
+    stored_key,
 )
 
 PERIOD_S: Final = {"s": 1.0, "min": 60.0, "hour": 3600.0, "day": 86400.0}
@@ -350,7 +352,7 @@ class Budgets:
     """The budgets of all quotas.
 
     Args:
-        limits: By the name of the quota.
+        limits: By the name of the budgets.
         clocks: The clocks.
         pools: Has the budgets instead, if replicas share them; None for no store.
 
@@ -375,16 +377,15 @@ class Budgets:
 
     def change(self, limits: Mapping[str, Limit]) -> None:
         """Follow other limits; what was used of those that stay is still used."""
-        old, kept = self._limits, self._budgets
+        removed = [each for name in self._limits.keys() - limits for each in self._budgets[name]]
+        if self._pools is not None:
+            for key in removed:
+                self._pools.close(key)
         self.known.clear()
         self._limits = dict(limits)
-        self._budgets = {name: {} for name in limits}
+        self._budgets = {name: self._budgets.get(name, {}) for name in limits}
         for name, limit in limits.items():
-            earlier = old.get(name)
-            if earlier is None or (earlier.period, earlier.unit) != (limit.period, limit.unit):
-                continue
-            self._budgets[name] = kept[name]
-            for budget in kept[name].values():
+            for budget in self._budgets[name].values():
                 budget.change(limit)
 
     def move(self, pools: Pools | None) -> None:
@@ -408,7 +409,7 @@ class Budgets:
             yield from budgets.items()
 
     def find(self, key: Key) -> Budget | None:
-        """Return the budget of *key*; None if there is no such quota any more.
+        """Return the budget of *key*; None if there is none of its name any more.
 
         Of more than 10,000 at a time further ones share one.
         """
@@ -449,15 +450,16 @@ class Budgets:
     def saved(self) -> list[list[Any]]:
         """Return the counts of calendar windows, as JSON values."""
         return [
-            [list(key), budget.used() + budget.held, budget.ends]
+            [list(stored_key(key)), budget.used() + budget.held, budget.ends]
             for key, budget in self
             if isinstance(budget, Window) and not budget.is_unused()
         ]
 
     def restore(self, saved: Iterable[Sequence[Any]]) -> None:
         """Continue with counts that `saved` returned in an earlier process."""
-        for key, used, ends in saved:
-            budget = self.find(tuple(key))
+        names = {quota_of((name,)): name for name in self._limits}
+        for (quota, *values), used, ends in saved:
+            budget = self.find((names.get(quota, quota), *values))
             if isinstance(budget, Window):
                 budget.restore(float(used), float(ends))
 

@@ -16,6 +16,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final
 
+from gateway.quotas.budget_queue import stored_key
 from gateway.quotas.pools import LEASE_S, SILENCE_S, LeaseReply, LeaseRequest
 from gateway.settings.private_files import make_directory, private_opener
 
@@ -122,7 +123,7 @@ class QuotaDirectory:
         return replies
 
     def _moved(self, gateway: str, question: LeaseRequest, now: float) -> LeaseReply:
-        limit, key = question.limit, (json.dumps(question.key), question.ends)
+        limit, key = question.limit, (json.dumps(stored_key(question.key)), question.ends)
         if question.ends and now >= question.ends:
             return LeaseReply(0.0, limit.amount, now, _GATEWAYS, 0.0, is_short=False)
         new = (limit.capacity if limit.is_rate else 0.0, now, "", 0.0)

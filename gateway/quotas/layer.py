@@ -20,7 +20,7 @@ from gateway.ir.identity import GATEWAY, Identity
 from gateway.policies.access.operations import operation_of
 from gateway.policies.access.rules import AccessRule, CompiledRule, Facts, Size
 from gateway.policies.access.sizes import size_of
-from gateway.quotas.budget_queue import Charge, Key, Shortage
+from gateway.quotas.budget_queue import Charge, Key, Shortage, budget_name, quota_of
 from gateway.quotas.budgets import BudgetState, Limit
 from gateway.service import Service, bound_call
 from gateway.settings.patterns import globs
@@ -62,6 +62,11 @@ class QuotaRule:
     limit: Limit
     is_shadow: bool = False
     is_told: bool = True
+
+    @property
+    def budget(self) -> str:
+        """The name of its budgets."""
+        return budget_name(self.name, self.limit.unit, self.limit.period)
 
 
 class Accounts(Protocol):
@@ -283,7 +288,7 @@ class QuotasOfCalls:
 
 def _keys(quota: QuotaRule, identity: Identity, facts: Facts, route: str) -> tuple[Key, ...]:
     """Return the budgets of a call: one, or one for each group of the client."""
-    keys: list[Key] = [(quota.name,)]
+    keys: list[Key] = [(quota.budget,)]
     for by in quota.by:
         if by == GROUP:
             values: Sequence[str] = sorted(identity.groups) or [""]
@@ -361,7 +366,7 @@ class ApplyQuotas:
         try:
             reply = await inner(call)
         except BaseException as error:
-            self._on_failure(error, parts, charges, short, since)
+            self._on_failure(error, kind, parts, charges, short, since)
             raise
         if kind is InferRequest and not plan.has_seconds:
             return reply
@@ -371,6 +376,7 @@ class ApplyQuotas:
     def _on_failure(
         self,
         error: BaseException,
+        kind: type,
         parts: Sequence[QuotaPart],
         charges: Sequence[Charge],
         short: Sequence[Shortage],
@@ -378,7 +384,7 @@ class ApplyQuotas:
     ) -> None:
         """Give back the charges of a call that reached no target."""
         path = current_path()
-        if not _reached_no_target(error, path):
+        if not _reached_no_target(error, kind, path):
             self._charge_time(parts, path)
             return
         lacking = {one.charge for one in short}
@@ -422,14 +428,14 @@ class ApplyQuotas:
             short = await self._accounts.wait(charges)
         for one in short:
             mode = "shadow" if one.charge.is_shadow else "enforce"
-            self._on_refused(one.charge.key[0], identity, mode)
+            self._on_refused(quota_of(one.charge.key), identity, mode)
         refusing = [one for one in short if not one.charge.is_shadow]
         if not refusing:
             return short
         wait_s = max(_LEAST_WAIT_S, *(one.wait_s for one in refusing))
         keys = {one.charge.key for one in refusing}
         note_quotas(QuotaNotes(plan.header_parts, self._state_of, keys, wait_s))
-        names = " and ".join(sorted({repr(one.charge.key[0]) for one in refusing}))
+        names = " and ".join(sorted({repr(quota_of(one.charge.key)) for one in refusing}))
         error = QuotaExceeded(f"this client has used up the quota {names}", model=call.model)
         error.limit = "quotas"
         error.retry_after_s = wait_s
@@ -452,10 +458,13 @@ def _least(states: Iterable[BudgetState | None]) -> BudgetState | None:
     return min(found, key=lambda each: each.left, default=None)
 
 
-def _reached_no_target(error: BaseException, path: CallPath | None) -> bool:
-    """Return whether a call failed before any target had it."""
+def _reached_no_target(error: BaseException, kind: type, path: CallPath | None) -> bool:
+    """Return whether a call failed before any target had it: the error is that of the last attempt.
+
+    A call is not given back whose model a target was asked about, unless it was certainly not sent.
+    """
+    if path is None or not isinstance(error, GatewayError):
+        return isinstance(error, NotSent)
     if isinstance(error, NotSent):
-        return True
-    if not isinstance(error, GatewayError) or path is None:
-        return False
-    return not path.attempts and not path.upstream_s
+        return not path.has_received(kind.__name__)
+    return not path.is_received and not path.is_question_received

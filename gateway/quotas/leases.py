@@ -19,6 +19,7 @@ import asyncio
 import math
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -128,7 +129,7 @@ class LeasedAccounts:
     """Charges what a process holds of the budgets.
 
     Args:
-        limits: By the name of the quota.
+        limits: By the name of the budgets.
         notify: Lets the leader make a round.
         clocks: The clocks.
         pid: The number of the process, by which the leader knows it.
@@ -169,7 +170,7 @@ class LeasedAccounts:
         self._queue = BudgetQueue(self._shortages, self._take)
 
     def change(self, limits: Mapping[str, Limit]) -> None:
-        """Follow other limits."""
+        """Follow other limits; the leader takes back what is held of those that have changed."""
         self._limits = dict(limits)
         self._leases = {key: one for key, one in self._leases.items() if key[0] in limits}
         self._queue.serve()
@@ -267,6 +268,11 @@ class LeasedAccounts:
         if "recall" in document:
             keys = [tuple(key) for key in document["recall"]]
             return {"returned": [self._hand_back(key) for key in keys if key in self._leases]}
+        if "changed" in document:
+            keys = [key for key in self._leases if key[0] in document["changed"]]
+            for key in keys:
+                self._leases[key].empty_until = self._leases[key].elsewhere = 0.0
+            return {"returned": [self._hand_back(key) for key in keys]}
         self._reported |= self._changed
         self._changed = set()
         needs: dict[Key, tuple[list[float], _Lease]] = {}
@@ -408,6 +414,12 @@ class _LeasingProcess:
         self.places += 1
         return self.places - 1
 
+    def drop(self, key: Key) -> None:
+        """Forget what it holds of a budget."""
+        held = self.held.pop(key)
+        if held.place >= 0:
+            self.free.append(held.place)
+
 
 class QuotaLeader:
     """Divides budgets among the processes of a machine.
@@ -439,10 +451,38 @@ class QuotaLeader:
         self._processes: dict[str, _LeasingProcess] = {}
         self._questions: set[asyncio.Task[None]] = set()
         self._kept_until = 0.0
+        self._round = asyncio.Lock()
+        # The names of budgets of which a process may hold something by an earlier limit.
+        self._changed: set[str] = set()
+
+    async def change(self, names: AbstractSet[str]) -> None:
+        """Take back what processes hold of budgets whose limits have changed, or that are removed.
+
+        Args:
+            names: The names of the budgets.
+        """
+        self._changed |= names
+        await self.make_round()
 
     async def make_round(self) -> None:
         """Ask all processes what they spent and need, and divide what is left."""
-        self._drop_ended()
+        async with self._round:
+            self._drop_ended()
+            if self._changed:
+                await self._take_back_changed()
+            await self._divide_rest()
+
+    async def _take_back_changed(self) -> None:
+        """Take back what processes hold of budgets that have changed; again if one is silent."""
+        for process in self._processes.values():
+            for key in [key for key in process.held if self.budgets.find(key) is None]:
+                process.drop(key)
+        replies = await self._exchange({"changed": sorted(self._changed)})
+        self._settle_returns(replies)
+        if None not in replies.values():
+            self._changed.clear()
+
+    async def _divide_rest(self) -> None:
         reports = await self._exchange({"report": True})
         self.take_back({*reports})
         needs: dict[Key, dict[str, _Need]] = {}
@@ -496,15 +536,22 @@ class QuotaLeader:
         if not keys:
             return
         replies = await self._exchange({"recall": [list(key) for key in keys]})
+        for pid, key in self._settle_returns(replies):
+            need = needs[key].get(pid)
+            if need is not None:
+                needs[key][pid] = need._replace(left=0.0)
+
+    def _settle_returns(self, replies: Mapping[str, Document | None]) -> list[tuple[str, Key]]:
+        """Count what processes have returned; return which process has returned which budget."""
+        found = []
         for pid, reply in replies.items():
             process = self._processes.get(pid)
             if reply is None or process is None:
                 continue
             for key, spent, returned, ends in reply["returned"]:
                 self._settle(process, tuple(key), spent, returned, ends)
-                need = needs[tuple(key)].get(pid)
-                if need is not None:
-                    needs[tuple(key)][pid] = need._replace(left=0.0)
+                found.append((pid, tuple(key)))
+        return found
 
     def _divide(
         self,
@@ -579,9 +626,7 @@ class QuotaLeader:
             for key, held in list(process.held.items()):
                 if utc < held.ends:
                     continue
-                del process.held[key]
-                if held.place >= 0:
-                    process.free.append(held.place)
+                process.drop(key)
                 budget = self.budgets.find(key)
                 if budget is not None:
                     _release(held, budget)

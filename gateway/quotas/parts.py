@@ -38,7 +38,7 @@ from gateway.ir.context import REQUEST_ID
 from gateway.ir.identity import Identity
 from gateway.policies.access.rules import AccessRule, Facts
 from gateway.quotas.admin import routes_of
-from gateway.quotas.budget_queue import TOLERANCE, Key
+from gateway.quotas.budget_queue import TOLERANCE, Key, quota_of
 from gateway.quotas.budgets import Budgets, Limit, LocalAccounts
 from gateway.quotas.counts import HANDED_OVER, QuotaCounts
 from gateway.quotas.layer import (
@@ -162,8 +162,8 @@ def limit_of(quota: QuotaConfig) -> Limit:
 
 
 def limits_of(config: Config) -> dict[str, Limit]:
-    """Return the limit of each quota of *config*."""
-    return {name: limit_of(quota) for name, quota in config.quotas.items()}
+    """Return the limits of *config*, by the names of the budgets."""
+    return {rule.budget: rule.limit for rule in quota_rules(config)}
 
 
 def _shown(amount: float, unit: str) -> float:
@@ -187,13 +187,16 @@ class StoredBudgets:
 
     Args:
         loaded: The configuration.
+
+    Attributes:
+        limits: Those in force, by the names of the budgets.
     """
 
     def __init__(self, loaded: LoadedConfig) -> None:
-        self._limits = limits_of(loaded.config)
+        self.limits = limits_of(loaded.config)
         self._rules = quota_rules(loaded.config)
         self._name = os.urandom(8).hex()  # a store that comes again knows this gateway
-        self.budgets = Budgets(self._limits)
+        self.budgets = Budgets(self.limits)
         self._directory = loaded.directory
         settings = store_of(loaded.config, loaded.directory)
         self._store = None if settings is None else self._opened(settings)
@@ -229,14 +232,14 @@ class StoredBudgets:
             await self._store.start()
 
     def expect(self, config: Config) -> None:
-        """Have the budgets of the next configuration besides those of this one."""
-        self.budgets.change({**self._limits, **limits_of(config)})
+        """Have the budgets of the next configuration besides those of this one, which may stay."""
+        self.budgets.change({**limits_of(config), **self.limits})
 
     def change(self, config: Config) -> None:
         """Follow a reload."""
-        self._limits = limits_of(config)
+        self.limits = limits_of(config)
         self._rules = quota_rules(config)
-        self.budgets.change(self._limits)
+        self.budgets.change(self.limits)
         store, settings = self._store, store_of(config, self._directory)
         if store is not None and settings is not None:
             store.change(settings)
@@ -273,7 +276,7 @@ class StoredBudgets:
         Args:
             unreported: Returns what processes have spent of a budget since their last reports.
         """
-        rules = {rule.name: rule for rule in self._rules}
+        rules = {rule.budget: rule for rule in self._rules}
         found = []
         for key, budget in self.budgets:
             rule, limit = rules.get(key[0]), budget.limit
@@ -302,7 +305,8 @@ class StoredBudgets:
         """Return the sum of what is used of each quota, in the current window or burst."""
         used: dict[str, float] = {}
         for number, (key, budget) in enumerate(list(self.budgets), start=1):
-            used[key[0]] = used.get(key[0], 0.0) + budget.used()
+            name = quota_of(key)
+            used[name] = used.get(name, 0.0) + budget.used()
             if number % _BUDGETS == 0:
                 yield gauge_family(names.QUOTA_USED)  # other work may run here
         metric = gauge_family(names.QUOTA_USED)
@@ -486,8 +490,11 @@ class LeadingQuotas(LeadingPart):
         self._own.expect(LoadedConfig.of(config).config)
 
     async def change(self, config: ConfigView, /) -> None:
-        """Forget the quotas that the configuration no longer has."""
+        """Follow a reload, and take back what processes hold of quotas that it has changed."""
+        before = self._own.limits
         self._own.change(LoadedConfig.of(config).config)
+        limits = self._own.limits
+        await self._leader.change({name for name in before if before[name] != limits.get(name)})
 
     def on_notice(self) -> None:
         """Make a round soon."""

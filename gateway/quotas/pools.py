@@ -142,8 +142,19 @@ class Pool:
         self.spent -= amount
 
     def change(self, limit: Limit) -> None:
-        """Follow another limit for the same period."""
-        self.limit = limit
+        """Follow another limit for the same period; what is beyond it goes back to the store."""
+        if limit == self.limit:
+            return
+        self.room()
+        self.elsewhere = max(0.0, self.elsewhere + limit.capacity - self.limit.capacity)
+        self.limit, self.empty_until = limit, 0.0
+        if self.share is not None:
+            self.share = min(self.share, self.elsewhere)
+        if self.ends:
+            self.drop(self.spent + self.left - limit.amount)
+        else:
+            self.left = min(self.left, limit.capacity)
+        self._owner.ask_about(self)
 
     def wait_s(self, amount: float) -> float:
         """Return the seconds until there may be room for an amount; 0 if the store may have it."""
@@ -320,9 +331,13 @@ class PoolLeases:
     def note_use(self, pool: Pool) -> None:
         """Note that a pool was used, so that it asks for more in time."""
         if pool.left < pool.low() or not self.is_up:
-            key = self._keys.get(id(pool))
-            if key is not None:
-                self._low[key] = pool
+            self.ask_about(pool)
+
+    def ask_about(self, pool: Pool) -> None:
+        """Let a pool ask."""
+        key = self._keys.get(id(pool))
+        if key is not None:
+            self._low[key] = pool
 
     def need(self, key: Key, amount: float) -> None:
         """Note that calls need more of a pool than it has."""

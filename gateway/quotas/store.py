@@ -18,7 +18,7 @@ from prometheus_client.core import Metric
 from gateway.concurrency.background import end_tasks, start_background
 from gateway.concurrency.timeouts import is_set_within
 from gateway.config.permissions import QuotaStoreConfig
-from gateway.quotas.budget_queue import Key
+from gateway.quotas.budget_queue import Key, stored_key
 from gateway.quotas.pools import (
     LEASE_S,
     SILENCE_S,
@@ -366,8 +366,8 @@ class QuotaStore:
 
 
 def stored_name(key: Key) -> str:
-    """Return the name of a budget in the store, which no other budget has."""
-    return "|".join(quote(part, safe=_PLAIN, errors="replace") for part in key)
+    """Return the name of a budget in the store, which no budget of another quota or client has."""
+    return "|".join(quote(part, safe=_PLAIN, errors="replace") for part in stored_key(key))
 
 
 def client_of(config: QuotaStoreConfig) -> Any:

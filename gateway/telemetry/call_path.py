@@ -32,6 +32,8 @@ class CallPath(msgspec.Struct, gc=False):
             this process.
         model: The model that the client named.
         priority: Those with a higher one leave queues first.
+        is_received: Whether a target has, or may have, received an inference of the call.
+        is_question_received: Whether one has, or may have, received another call.
         trace_id: The trace of the call, as hexadecimal digits; "" without traces.
     """
 
@@ -46,13 +48,21 @@ class CallPath(msgspec.Struct, gc=False):
     model: str = ""
     trace_id: str = ""
     priority: int = 0
+    is_received: bool = False
+    is_question_received: bool = False
 
-    def sent(self, kind: type) -> None:
-        """Count a call of *kind* that was sent to an upstream."""
+    def sent(self, kind: type, *, is_received: bool = True) -> None:
+        """Count a call of *kind* that was sent to an upstream, which may not have received it."""
         if kind.__name__ in INFERENCES:
             self.attempts += 1
+            self.is_received |= is_received
         else:
             self.questions += 1
+            self.is_question_received |= is_received
+
+    def has_received(self, kind: str) -> bool:
+        """Return whether a target may have received the client's call, which is of this *kind*."""
+        return self.is_received or (kind not in INFERENCES and self.is_question_received)
 
     @property
     def requests(self) -> int:
@@ -67,10 +77,11 @@ class CallPath(msgspec.Struct, gc=False):
         """Add time in a queue, which ends now."""
         self.queued_s += seconds
 
-    def add_batch_time(self, waited_s: float, seconds: float) -> None:
+    def add_batch_time(self, waited_s: float, seconds: float, *, is_received: bool) -> None:
         """Add the time until a batch was sent, and until its reply, which ends now."""
         self.batched_s += waited_s
         self.upstream_s += seconds
+        self.is_received |= is_received
 
 
 CALL_PATH: ContextVar[CallPath | None] = ContextVar("gateway_call_path", default=None)
@@ -128,11 +139,11 @@ def record_priority(priority: int) -> None:
         path.priority = priority
 
 
-def record_batch(waited_s: float, seconds: float) -> None:
+def record_batch(waited_s: float, seconds: float, *, is_received: bool) -> None:
     """Add the time until a batch was sent, and until its reply, if the call has a record."""
     path = CALL_PATH.get()
     if path is not None:
-        path.add_batch_time(waited_s, seconds)
+        path.add_batch_time(waited_s, seconds, is_received=is_received)
 
 
 def record_model_time(seconds: float) -> None:
@@ -140,6 +151,7 @@ def record_model_time(seconds: float) -> None:
     path = CALL_PATH.get()
     if path is not None:
         path.upstream_s += seconds
+        path.is_received = True
 
 
 @contextmanager

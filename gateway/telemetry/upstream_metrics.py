@@ -84,7 +84,15 @@ class EndpointAttempts:
         times = (each for kind, each in self.times_s.items() if kind.__name__ in INFERENCES)
         return sum(times) / count if count else 0.0
 
-    def record(self, kind: type, path: CallPath | None, seconds: float, code: str) -> None:
+    def record(
+        self,
+        kind: type,
+        path: CallPath | None,
+        seconds: float,
+        code: str,
+        *,
+        is_received: bool = True,
+    ) -> None:
         """Count an attempt.
 
         Args:
@@ -92,6 +100,7 @@ class EndpointAttempts:
             path: Of the client's call; None for a call of the gateway itself, or for a batch.
             seconds: From the request to the response.
             code: "ok", or the value of the error's code.
+            is_received: Whether the upstream may have received the call.
         """
         self._others[kind, code] += 1
         if kind is InferRequest:
@@ -100,7 +109,7 @@ class EndpointAttempts:
             self._seconds[kind] += seconds
         if path is not None:
             path.endpoint = self.endpoint
-            path.sent(kind)
+            path.sent(kind, is_received=is_received)
             path.upstream_s += seconds
 
 

@@ -40,6 +40,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]  # apt-get may install
 
 LIMIT = 1000
 UP = "gateway_quota_store_up 1.0"
+REFUSED = " (refused)"
 
 
 @pytest.fixture
@@ -338,3 +339,47 @@ def test_a_reload_adds_and_removes_the_store(redis: Redis, tmp_path: Path, worke
             used += use(5)
         used += use(20)
     assert 39 <= used <= 40
+
+
+LIMIT_CHANGES = {
+    "lowered": [("40/day", 20), ("10/day", 0)],
+    "lowered-with-room": [("40/day", 4), ("10/day", 6)],
+    "raised": [("5/day", 5), ("15/day", 10)],
+    "unit": [("1GB/day, unit: bytes", 20), ("5/day", 5), ("1GB/day, unit: bytes", 20)],
+    "period": [("40/day", 20), ("5/hour", 5)],
+    "rate-and-window": [("1000/s", 20), ("5/day", 5)],
+    "removed-and-added": [("10/day", 10), ("", 20), ("10/day", 10)],
+    "refused": [("10/day", 10), (f"15/day{REFUSED}", 0)],
+    "refused-unit": [("10/day", 10), (f"1GB/day, unit: bytes{REFUSED}", 0)],
+}
+"""The limits of quotas one after the other, and how many of twenty calls each admits."""
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("is_stored", [False, True], ids=["alone", "stored"])
+def test_a_reload_left_workers_what_they_held_of_an_earlier_limit(
+    redis: Redis, tmp_path: Path, is_stored: bool, workers: str
+) -> None:
+    """After a reload the limits in force decide, and after one that is refused the former ones."""
+    store = f'quota_store: {{url: "{redis.url}", timeout: 1s}}' if is_stored else ""
+    with two_workers(tmp_path, "--workers", workers, more=store) as gateway:
+        file = tmp_path / "workers.yaml"
+        text = file.read_text()
+
+        def use(calls: int) -> int:
+            with closing(connect(gateway)) as connection:
+                return [ask(connection) for _ in range(calls)].count(200)
+
+        for name, steps in LIMIT_CHANGES.items():
+            for limit, admitted_calls in steps:
+                quota = f"quotas: {{{name}: {{limit: {limit.removesuffix(REFUSED)}, by: none}}}}\n"
+                changed = text + (quota if limit else "")
+                is_refused = limit.endswith(REFUSED)
+                file.write_text(
+                    changed.replace("127.0.0.1:0", "127.0.0.2:0") if is_refused else changed
+                )
+                _, document = get(gateway.url("/reload", "admin"), {})
+                assert ("rejected" if is_refused else "applied") == document["outcome"], document
+                calls = admitted_calls if name == "lowered-with-room" and limit == "40/day" else 20
+                found = sum(use(each) for each in [5] * (calls // 5) + [calls % 5])
+                assert admitted_calls == found, (name, limit)

@@ -175,15 +175,20 @@ class Batch:
             queue = self._queues[key] = BatchQueue(key, max_rows, self._rules)
         queue.add(member)
         self._dispatch_ready()
+        is_received = True
         try:
             return await reply
         except asyncio.CancelledError:
             self._on_cancel(member, queue)
             raise
+        except errors.NotSent:
+            is_received = member.is_rejected
+            raise
         finally:
             ended = self._clock()
             sent = ended if member.sent is None else member.sent
-            record_batch(sent - member.arrived, ended - sent)
+            is_received = is_received and member.sent is not None
+            record_batch(sent - member.arrived, ended - sent, is_received=is_received)
 
     def _on_cancel(self, member: PendingRequest, queue: BatchQueue) -> None:
         if member.batch is None:
@@ -312,6 +317,8 @@ class Batch:
         self._meter.rejected()
         model = str(members[0].call.model)
         log.debug("batch rejected", model=model, requests=len(members), reason=error_text(error))
+        for member in members:
+            member.is_rejected = True
         middle = len(members) // 2
         for half in (members[:middle], members[middle:]):
             await asyncio.wait([self._start(half, DispatchSlot())])

@@ -53,6 +53,7 @@ class PendingRequest:
         avoid: Names of endpoints and targets that earlier attempts of the caller have tried.
         batch: The batch it is part of; None while it is in the queue.
         sent: Time when its batch was sent.
+        is_rejected: Whether a target has rejected a batch with it, which may have been received.
     """
 
     call: InferRequest
@@ -65,6 +66,7 @@ class PendingRequest:
     avoid: tuple[str, ...] = ()
     batch: DispatchedBatch | None = None
     sent: float | None = None
+    is_rejected: bool = False
 
     def resolve(self, reply: InferResponse) -> None:
         """Return *reply* to the caller, unless it is cancelled."""

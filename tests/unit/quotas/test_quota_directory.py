@@ -10,7 +10,7 @@ import pytest
 
 from gateway.api.start_error import StartError
 from gateway.config.load import load_text
-from gateway.quotas.budget_queue import Charge, Key
+from gateway.quotas.budget_queue import Charge, Key, budget_name
 from gateway.quotas.budgets import Budgets, Clocks, Limit, LocalAccounts
 from gateway.quotas.directory import QuotaDirectory
 from gateway.quotas.parts import StoredBudgets
@@ -222,7 +222,7 @@ async def test_turning_hand_over_off_or_on_lost_the_counts(tmp_path: Path) -> No
         stored = StoredBudgets(load_text(json.dumps(config), directory=tmp_path))
         await stored.start()
         accounts = LocalAccounts(stored.budgets, ask=stored.ask)
-        charges = [Charge(("q", "a"), 7)]
+        charges = [Charge((budget_name("q", "calls", "month"), "a"), 7)]
         short = accounts.charge(charges)
         assert not (short and await accounts.wait(charges))
         [found] = stored.documents()

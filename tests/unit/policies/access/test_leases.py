@@ -308,3 +308,36 @@ async def test_a_refusal_has_the_wait_for_room() -> None:
     assert short.wait_s == pytest.approx(86400 - 1000)
     assert second.charge(CALL)[0].wait_s
     await machine.rounds.stop()
+
+
+async def test_a_process_that_was_silent_kept_its_lease_of_an_earlier_limit() -> None:
+    """Of a limit lowered from 100 to 10 nothing more is admitted where 20 calls were before."""
+    machine = Machine(2, q=Limit(amount=100, period="day"))
+    first, second = machine.processes.values()
+    assert 20 == sum([await admitted(each) for each in (first, second) * 10])
+    machine.silent.add("2")
+    lowered = {"q": Limit(amount=10, period="day")}
+    machine.budgets.change(lowered)
+    for process in (first, second):
+        process.change(lowered)
+    await machine.leader.change({"q"})
+    assert not await admitted(first)
+    machine.silent.clear()
+    await machine.leader.make_round()
+    assert not any([await admitted(each) for each in (first, second) * 5])
+    await machine.rounds.stop()
+
+
+async def test_a_quota_that_was_added_again_had_the_leases_of_the_earlier_one() -> None:
+    """Of 100 calls a day 100 are admitted after the quota was removed and added again."""
+    limits = {"q": Limit(amount=100, period="day")}
+    machine = Machine(2, **limits)
+    processes = list(machine.processes.values())
+    assert 20 == sum([await admitted(each) for each in processes * 10])
+    for changed in ({}, limits):
+        for process in processes:
+            process.change(changed)
+        machine.budgets.change(changed)
+        await machine.leader.change(set() if changed else {"q"})
+    assert 100 == sum([await admitted(each) for each in processes * 60])
+    await machine.rounds.stop()

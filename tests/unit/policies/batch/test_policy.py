@@ -27,6 +27,7 @@ from gateway.ir.errors import (
     InvalidRequest,
     NotFound,
     NotOneReply,
+    NotSent,
     Overloaded,
     QueueTimeout,
     TooLarge,
@@ -648,3 +649,27 @@ async def test_delay_uses_the_event_loop_by_default() -> None:
     batch = Batch(service, BatchRules(max_delay_s=0.001))
     tasks = [asyncio.ensure_future(batch(request(value))) for value in (1, 2)]
     assert [[10], [20]] == await outcomes(tasks)
+
+
+@pytest.mark.parametrize(
+    ("errors", "is_received"),
+    [
+        ((NotSent("closed"),), False),
+        ((Unavailable("broken"),), True),
+        ((InvalidRequest("bad", model=M), NotSent("closed"), NotSent("closed")), True),
+    ],
+)
+async def test_a_rejected_batch_was_forgotten_when_its_halves_were_not_sent(
+    errors: tuple[GatewayError, ...], is_received: bool
+) -> None:
+    """The path of each caller tells whether a target may have received any batch with its call."""
+    bench = Bench(*errors, max_batch_size=2)
+    paths = []
+    tasks = []
+    for value in (1, 2):
+        paths.append(CallPath())
+        CALL_PATH.set(paths[-1])
+        tasks += await bench.start(request(value))
+    await asyncio.wait(tasks)
+    assert {is_received} == {path.is_received for path in paths}
+    assert {type(errors[-1])} == {type(task.exception()) for task in tasks}
