@@ -18,19 +18,28 @@ PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
 
 @pytest.fixture
 def module(tmp_path: Path) -> Path:
-    """Write the policy of the page as a package."""
-    found = re.search(r"```python\n(import math\n.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
-    assert found is not None
-    path = tmp_path / "gateway_limits.py"
-    path.write_text(found[1])
+    """Write the policy and the page of the admin port as a package."""
+    path = tmp_path / "gateway_limits"
+    path.mkdir()
+    text = PAGE.read_text("utf-8")
+    for name, begin in (("__init__.py", "import math"), ("page.py", "from gateway import api\n\n")):
+        found = re.search(f"```python\n({begin}.*?)```", text, re.DOTALL)
+        assert found is not None
+        (path / name).write_text(found[1])
     install(
         tmp_path, "gateway-limits", {"gateway.layers": {"max_elements": "gateway_limits:LAYER"}}
     )
     return path
 
 
-def test_the_policy_is_typed(module: Path) -> None:
-    """`mypy --strict` accepts it as it stands."""
+def test_the_protocol_of_the_page_is_that_of_the_package() -> None:
+    """Whose tests show that it works."""
+    code = (Path(__file__).parent / "gateway_toy" / "protocol.py").read_text("utf-8")
+    assert code.split('"""\n\n', 1)[1] in PAGE.read_text("utf-8")
+
+
+def test_the_policy_and_the_page_are_typed(module: Path) -> None:
+    """`mypy --strict` accepts them as they stand."""
     text, errors, status = mypy.run(["--strict", str(module)])
     assert (0, "") == (status, errors), text
 
