@@ -329,6 +329,14 @@ def test_other_methods_are_405(path: str, method: str, allow: str) -> None:
     assert ("message" in document(found)) is ("rerank" in path)
 
 
+def test_a_model_that_is_not_ready_is_an_error_in_the_usual_form() -> None:
+    """Only Cohere's clients look for `message` outside of the member `error`."""
+    own = codec()
+    response = own.encode_reply(own.decode_call(get("/v1/models/m")), False)
+    assert (503, ["error"]) == (response.status, list(document(response)))
+    assert "model 'm' is not ready" == document(response)["error"]["message"]
+
+
 def test_models_that_are_ready_are_listed_once() -> None:
     """Sorted, with the members that clients of OpenAI and of KServe read."""
     states = {"b": ModelState.READY, "a": ModelState.READY, "c": ModelState.LOADING}
