@@ -11,6 +11,9 @@ import pytest
 from tests.unit.release.loading import load
 
 charts = load("charts")
+# The library parses all definitions of a version again for each document: 4 s in all.
+_schemas = charts.kubernetes_validate.utils
+_schemas.schema_contents = cache(_schemas.schema_contents)
 
 Documents = dict[str, list[dict[str, Any]]]
 
