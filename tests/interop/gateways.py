@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from gateway.cli.serving.sidecar import sidecar_config
@@ -31,6 +32,10 @@ def make() -> str:
     found = os.environ.get("INTEROP_TRANSPORT") or "native"
     assert found in MAKES, f"INTEROP_TRANSPORT is {found!r}, not one of {MAKES}"
     return found
+
+
+ONCE = pytest.mark.skipif(make() != "native", reason="no transport of the gateway decides this")
+"""Of tests that run with the native transports alone."""
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import pytest
 from gateway import __version__
 from tests.integration.cli_kit import Running
 from tests.interop.client import SCRIPTS, Client
-from tests.interop.gateways import CARRIERS, gateway_before, serving
+from tests.interop.gateways import CARRIERS, ONCE, gateway_before, serving
 from tests.interop.servers.kserve import start as kserve
 from tests.interop.servers.mlserver import start as mlserver
 from tests.interop.servers.process import RunningServer, running
@@ -111,6 +111,7 @@ lifecycle: {{pre_stop: 0s}}
 """
 
 
+@ONCE
 def test_extensions_are_disabled_by_default(
     triton_server: RunningServer, client: Client, tmp_path: Path
 ) -> None:
@@ -149,6 +150,7 @@ def test_a_sidecar_without_flags_allows_read_only_calls(
             assert {step: direct[kind][step] for step in seen} == seen, kind
 
 
+@ONCE
 def test_a_sidecar_can_show_the_identity_of_triton(
     triton_server: RunningServer, client: Client
 ) -> None:
@@ -308,6 +310,7 @@ def others(
         yield {"mlserver": one, "kserve": other}
 
 
+@ONCE
 @pytest.mark.parametrize(
     ("carrier", "module", "model"),
     [

@@ -17,7 +17,7 @@ from tests.integration.cli_kit import Running, get
 from tests.interop import perf_analyzer
 from tests.interop.client import SCRIPTS, Client
 from tests.interop.environments import environment
-from tests.interop.gateways import CARRIERS, gateway_before, gateways_before, make, serving
+from tests.interop.gateways import CARRIERS, ONCE, gateway_before, gateways_before, make, serving
 from tests.interop.servers.process import Command, Ports, RunningServer, running
 from tests.interop.servers.triton import start as triton
 
@@ -80,10 +80,9 @@ ONLY: dict[tuple[str, str], tuple[str, ...]] = {
     ("grpc", "a parameter"): ("-m", "add_sub", "--request-parameter", "abc:123:int"),
 }
 ALL = {(carrier, name): words for carrier in CARRIERS for name, words in CASES.items()} | ONLY
-IS_NATIVE = make() == "native"
 # The reference transports have the same codecs: what differs in how many requests come, and how, suffices.
 OF_TRANSPORTS = ("one row", "concurrent", "request rate", "stream", "compressed")
-RUN = {key: words for key, words in ALL.items() if IS_NATIVE or key[1] in OF_TRANSPORTS}
+RUN = {key: words for key, words in ALL.items() if make() == "native" or key[1] in OF_TRANSPORTS}
 # One window of few requests: how fast they are does not matter here.
 # A server counts a request after its response, so that the report may miss the last ones.
 COUNTED = 18
@@ -247,7 +246,7 @@ def analyzed_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runnin
         yield server
 
 
-@pytest.mark.skipif(not IS_NATIVE, reason="it runs Performance Analyzer and the client of Triton")
+@ONCE
 @pytest.mark.parametrize(("carrier", "client"), [("http", "http"), ("grpc", "grpc")])
 def test_model_analyzer_writes_its_report(
     analyzed_server: RunningServer, carrier: str, client: str, tmp_path: Path
