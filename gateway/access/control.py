@@ -293,14 +293,6 @@ def _fault_of(error: Exception) -> str:
     return str(error.strerror) if isinstance(error, OSError) else str(error)
 
 
-def read_keys(data: bytes) -> KeyFile:
-    """Return the content of a key file. Raises ValueError."""
-    try:
-        return read_key_file(data.decode("utf-8"))
-    except UnicodeDecodeError:
-        raise ValueError("the file is not UTF-8") from None
-
-
 class _Sources:
     """The files and key sets of one configuration.
 
@@ -326,7 +318,7 @@ class _Sources:
                 "security.keys.file",
                 security.keys.file,
                 loaded.directory / security.keys.file,
-                read_keys,
+                read_key_file,
                 lambda _keys: control.apply(),
             )
             self.files.append(self._keys)

@@ -64,13 +64,13 @@ class AccessExtension(Extension):
 
     def check_file(self, path: tuple[str | int, ...], file: Path, /) -> None:
         """Check a file of API keys, or of the keys of an issuer. Raises OSError, ValueError."""
-        from gateway.access.control import read_keys  # noqa: PLC0415  # if it is checked
+        from gateway.access.key_file import read_key_file  # noqa: PLC0415  # if it is checked
         from gateway.access.key_sets import read_key_set  # noqa: PLC0415  # likewise
 
         if path[-1] == "jwks":
             read_key_set(file.read_bytes())
         elif path[:2] == ("security", "keys"):
-            read_keys(file.read_bytes())
+            read_key_file(file.read_bytes())
 
     def client_names(self, config: ConfigView, /) -> Iterable[str]:
         """Return the clients of API keys; none where the file cannot be read here."""

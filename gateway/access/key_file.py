@@ -166,12 +166,16 @@ def new_key() -> str:
     return PREFIX + secrets.token_urlsafe(32)
 
 
-def read_key_file(text: str) -> KeyFile:
+def read_key_file(data: bytes) -> KeyFile:
     """Read the content of a key file.
 
     Raises:
         KeyFileError: It is not one. The text has no value of the file.
     """
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError:
+        raise KeyFileError("the file is not UTF-8") from None
     tree = read_tree(text, {}, Path())
     if tree.problems:
         raise KeyFileError(f"{tree.problems[0].position[0]}: the file is not valid YAML")
@@ -196,10 +200,7 @@ def read_key_file(text: str) -> KeyFile:
 
 def load_key_file(path: Path) -> KeyFile:
     """Read a key file. Raises OSError and KeyFileError."""
-    try:
-        return read_key_file(path.read_bytes().decode("utf-8"))
-    except UnicodeDecodeError:
-        raise KeyFileError("the file is not UTF-8") from None
+    return read_key_file(path.read_bytes())
 
 
 def save_key_file(path: Path, keys: KeyFile) -> None:

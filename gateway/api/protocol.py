@@ -570,14 +570,18 @@ class QuotaNote(NamedTuple):
     Attributes:
         unit: "calls", "elements", "bytes" or "seconds".
         limit: What the quota allows.
-        left: What is left of it.
+        left: What is left of it; 0 if it has refused the call.
         reset_s: Seconds until it is whole again.
+        name: The name of the quota.
+        window_s: The seconds in which it allows that.
     """
 
     unit: str
     limit: int
     left: int
     reset_s: int
+    name: str = ""
+    window_s: int = 0
 
 
 QuotaHeaders = Callable[[Sequence[QuotaNote]], tuple[tuple[str, str], ...]]

@@ -1,6 +1,6 @@
 """Observe: writes one log line for each call and reports it to the metrics.
 
-`telemetry.call_log` defines the lines, and `telemetry.metrics` the metrics.
+`telemetry.log.call_log` defines the lines, and `telemetry.metrics` the metrics.
 """
 
 import time

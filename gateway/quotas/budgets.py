@@ -348,6 +348,10 @@ Ask = Callable[[Mapping[Key, float]], Awaitable[None]]
 """Asks the store for what calls need, and waits for a moment."""
 
 
+async def ask_nobody(_needs: Mapping[Key, float]) -> None:
+    """Ask no store."""
+
+
 class Budgets:
     """The budgets of all quotas.
 
@@ -480,13 +484,13 @@ class LocalAccounts:
     Attributes:
         budgets: The budgets.
         clocks: The clocks.
-        ask: Asks the store of replicas; None for no store.
+        ask: Asks the store of replicas.
         queue: The calls that wait for the store.
     """
 
     budgets: Budgets
     clocks: Clocks = REAL_CLOCKS
-    ask: Ask | None = None
+    ask: Ask = ask_nobody
     queue: BudgetQueue = field(init=False)
 
     def __post_init__(self) -> None:
@@ -512,9 +516,9 @@ class LocalAccounts:
         """Return what `charge` returns, after asking the store of replicas, if there is one."""
         call = self.queue.enter(charges)
         try:
-            for _ in range(0 if self.ask is None else _MOST_QUESTIONS):
+            for _ in range(_MOST_QUESTIONS):
                 self.queue.serve()
-                if call.decided.done() or self.ask is None:
+                if call.decided.done():
                     break
                 needs = self.queue.needs()
                 await self.ask({key: sum(amounts) for key, amounts in needs.items()})

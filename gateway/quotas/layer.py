@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
-from msgspec import Struct
-
+from gateway.api.protocol import QuotaNote
 from gateway.ir.bodies.streams import on_stream_end
 from gateway.ir.bounded_dict import BoundedDict
 from gateway.ir.calls import Call, InferRequest
@@ -70,7 +69,7 @@ class QuotaRule:
 
 
 class Accounts(Protocol):
-    """Charges budgets; see `budgets.LocalAccounts`."""
+    """Charges budgets: `budgets.LocalAccounts`, or with workers `leases.LeasedAccounts`."""
 
     def charge(self, charges: Sequence[Charge], /) -> list[Shortage]:
         """Take all charges, or none of them; return those without room.
@@ -94,24 +93,6 @@ class Accounts(Protocol):
     def state(self, key: Key, /) -> BudgetState | None:
         """Return what a client is told of a budget."""
         ...
-
-
-class QuotaState(Struct, frozen=True, gc=False):
-    """What the client of a call is told of a quota.
-
-    Attributes:
-        name: The name of the quota.
-        limit: How much it allows.
-        window_s: The seconds in which it allows that.
-        left: What is left of it; 0 if it has refused the call.
-        reset_s: Seconds until it is whole again.
-    """
-
-    name: str
-    limit: Limit
-    window_s: int
-    left: int
-    reset_s: int
 
 
 StateOf = Callable[[Key], BudgetState | None]
@@ -144,7 +125,7 @@ class QuotaNotes:
         self._refused = refused
         self.wait_s = wait_s
 
-    def states(self) -> list[QuotaState]:
+    def states(self) -> list[QuotaNote]:
         """Return the state of each quota now."""
         found, state_of, refused = [], self._state_of, self._refused
         for name, keys in self._budgets:
@@ -152,8 +133,16 @@ class QuotaNotes:
             if state is not None:
                 is_refused = refused and not refused.isdisjoint(keys)
                 left = 0 if is_refused else int(state.left + _TOLERANCE)
+                limit = state.limit
                 found.append(
-                    QuotaState(name, state.limit, state.window_s, left, ceil(state.reset_s))
+                    QuotaNote(
+                        limit.unit,
+                        int(limit.amount),
+                        left,
+                        ceil(state.reset_s),
+                        name,
+                        state.window_s,
+                    )
                 )
         return found
 

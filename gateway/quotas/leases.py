@@ -43,6 +43,7 @@ from gateway.quotas.budgets import (
     BudgetState,
     Clocks,
     Limit,
+    ask_nobody,
     window_end,
 )
 
@@ -428,7 +429,7 @@ class QuotaLeader:
         budgets: The budgets.
         exchange: Sends a document to every process, and returns the replies by its pid.
         count: The number of processes.
-        ask: Asks the store of replicas; None for no store.
+        ask: Asks the store of replicas.
 
     Attributes:
         counts: What processes have spent, by the name of the memory where they count it.
@@ -440,7 +441,7 @@ class QuotaLeader:
         budgets: Budgets,
         exchange: Callable[[Document], Awaitable[Mapping[str, Document | None]]],
         count: int,
-        ask: Ask | None = None,
+        ask: Ask = ask_nobody,
     ) -> None:
         self.budgets = budgets
         self.counts: dict[str, memoryview[float]] = {}
@@ -508,15 +509,15 @@ class QuotaLeader:
             shortage = self._divide(key, needs.get(key, {}), wants.get(key, {}), grants)
             if shortage:
                 lacking[key] = shortage
-        if lacking and self._ask is not None:
-            question = self._ask_store(self._ask, lacking)
+        if lacking:
+            question = self._ask_store(lacking)
             start_background(question, "needs of quotas", self._questions)
         sent = {pid: [*map(list, each)] for pid, each in grants.items()}
         await self._exchange({"grants": sent, "lapse_at": self.budgets.lapse_at})
 
-    async def _ask_store(self, ask: Ask, lacking: Mapping[Key, float]) -> None:
+    async def _ask_store(self, lacking: Mapping[Key, float]) -> None:
         """Ask for what calls lack; another round divides the answer."""
-        await ask(lacking)
+        await self._ask(lacking)
         self.on_answer()
 
     def _is_short(self, key: Key, needs: Mapping[str, _Need]) -> bool:
@@ -710,19 +711,14 @@ class Rounds:
 
     Args:
         leader: Makes them.
-        on_round: Called after each.
         idle_s: The longest time between two rounds.
     """
 
-    def __init__(
-        self, leader: QuotaLeader, on_round: Callable[[], None], *, idle_s: float = 1.0
-    ) -> None:
+    def __init__(self, leader: QuotaLeader, *, idle_s: float = 1.0) -> None:
         self._leader = leader
-        self._on_round = on_round
         self._idle_s = idle_s
         self._noticed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        leader.on_answer = self.notice
 
     def start(self) -> None:
         """Begin."""
@@ -744,4 +740,3 @@ class Rounds:
             await is_set_within(self._noticed, idle_s)
             self._noticed.clear()
             await self._leader.make_round()
-            self._on_round()

@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import count
 from mmap import mmap
 from pathlib import Path
@@ -43,11 +43,11 @@ from gateway.quotas.budgets import Budgets, Limit, LocalAccounts
 from gateway.quotas.counts import HANDED_OVER, QuotaCounts
 from gateway.quotas.layer import (
     SECONDS,
+    Accounts,
     ApplyQuotas,
     OnRefused,
     QuotaRule,
     QuotasOfCalls,
-    QuotaState,
     note_quotas,
     quota_notes,
 )
@@ -136,19 +136,30 @@ class ListenerQuotas:
     """The quotas of a listener.
 
     Attributes:
-        layer: Builds the layer that applies them.
+        of_calls: Finds those of a call.
+        accounts: Charges their budgets.
+        on_refused: Counts the calls beyond a quota.
     """
 
-    layer: Callable[..., ApplyQuotas]
+    of_calls: QuotasOfCalls
+    accounts: Accounts
+    on_refused: OnRefused
 
 
 def build(inner: Entries, at: LayerContext) -> Service | None:
     """Return the layer that applies the quotas of a listener; None for no quotas."""
     try:
-        quotas = at.part(ListenerQuotas)
+        own = at.part(ListenerQuotas)
     except LookupError:  # a configuration without quotas
         return None
-    return quotas.layer(inner.questions, inference=inner.inference, plain=inner.plain)
+    return ApplyQuotas(
+        inner.questions,
+        own.of_calls,
+        own.accounts,
+        on_refused=own.on_refused,
+        inference=inner.inference,
+        plain=inner.plain,
+    )
 
 
 def limit_of(quota: QuotaConfig) -> Limit:
@@ -379,14 +390,7 @@ class ServingQuotas(ServingPart):
             (own,) = (each for each in loaded.listeners if each.name == listener)
             model = loaded.default_model_of(own)
             quotas = QuotasOfCalls(rules, listener, default_model=model, route_of=route_of)
-            yield ListenerQuotas(
-                partial(
-                    ApplyQuotas,
-                    quotas=quotas,
-                    accounts=self.accounts,
-                    on_refused=self._on_refused,
-                )
-            )
+            yield ListenerQuotas(quotas, self.accounts, self._on_refused)
 
     def reply_notes(self, config: ConfigView, /) -> ReplyNotes | None:
         """Let responses tell of quotas, if there are any."""
@@ -458,7 +462,8 @@ class LeadingQuotas(LeadingPart):
             return await processes.exchange(QUOTAS, document, timeout_s=_REPLY_S)
 
         self._leader = QuotaLeader(self._own.budgets, exchange, processes.count, self._own.ask)
-        self._rounds = Rounds(self._leader, lambda: None)
+        self._rounds = Rounds(self._leader)
+        self._leader.on_answer = self._rounds.notice
         self._counts: dict[int, SpentCounts] = {}
         self._numbers = count(1)
 
@@ -517,7 +522,7 @@ class LeadingQuotas(LeadingPart):
             os.close(self._counts.popitem()[1].descriptor)
 
 
-def rate_limits(states: Sequence[QuotaState]) -> tuple[str, str]:
+def rate_limits(states: Sequence[QuotaNote]) -> tuple[str, str]:
     """Return the values of `RateLimit-Policy` and of `RateLimit`, which tell clients of quotas.
 
     Source: draft-ietf-httpapi-ratelimit-headers-10.
@@ -525,18 +530,18 @@ def rate_limits(states: Sequence[QuotaState]) -> tuple[str, str]:
     if len(states) == 1:  # most calls: half the time of the lists below
         only = states[0]
         return (
-            _policy(only.name, only.limit.amount, only.limit.unit, only.window_s),
+            _policy(only.name, only.limit, only.unit, only.window_s),
             f'"{only.name}";r={only.left};t={only.reset_s}',
         )
-    policies = [_policy(one.name, one.limit.amount, one.limit.unit, one.window_s) for one in states]
+    policies = [_policy(one.name, one.limit, one.unit, one.window_s) for one in states]
     left = [f'"{one.name}";r={one.left};t={one.reset_s}' for one in states]
     return ", ".join(policies), ", ".join(left)
 
 
 @lru_cache(1024)  # it is the same for all calls of a window
-def _policy(name: str, amount: float, unit: str, window_s: int) -> str:
+def _policy(name: str, amount: int, unit: str, window_s: int) -> str:
     shown = "" if unit == "calls" else f';qu="{unit}"'
-    return f'"{name}";q={amount:.0f}{shown};w={window_s}'
+    return f'"{name}";q={amount}{shown};w={window_s}'
 
 
 def telling_http(own: QuotaHeaders | None = None) -> AttachHeaders[HttpResponse]:
@@ -558,12 +563,7 @@ def telling_http(own: QuotaHeaders | None = None) -> AttachHeaders[HttpResponse]
         headers: tuple[tuple[str, str], ...]
         headers = (("RateLimit-Policy", policies), ("RateLimit", left))
         if own is not None:
-            headers += own(
-                [
-                    QuotaNote(one.limit.unit, int(one.limit.amount), one.left, one.reset_s)
-                    for one in states
-                ]
-            )
+            headers += own(states)
         return HttpResponse(
             response.status,
             ExtendedHeaders(response.headers, headers),

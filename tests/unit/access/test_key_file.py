@@ -77,7 +77,7 @@ def test_a_saved_file_reads_back(tmp_path: Path) -> None:
 def test_a_broken_file_names_the_entry(text: str, message: str) -> None:
     """The error has no value of the file."""
     with pytest.raises(KeyFileError) as caught:
-        read_key_file(text)
+        read_key_file(text.encode())
     assert str(caught.value).startswith(message)
 
 
@@ -85,7 +85,7 @@ def test_two_entries_of_one_id_are_an_error() -> None:
     """An id names one key."""
     entry = f"{{id: k, client: a, hash: '{'0' * 64}', created: 2026-01-01}}"
     with pytest.raises(KeyFileError, match="two entries have the same id"):
-        read_key_file(with_entry(entry) + f"  - {entry.replace('0' * 64, '1' * 64)}\n")
+        read_key_file((with_entry(entry) + f"  - {entry.replace('0' * 64, '1' * 64)}\n").encode())
 
 
 def test_states_follow_the_clock() -> None:

@@ -26,7 +26,7 @@ from gateway.ir.identity import Identity
 from gateway.ir.tensors.datatypes import Datatype
 from gateway.ir.tensors.tensor import raw_tensor
 from gateway.quotas import store as quota_store
-from gateway.quotas.budgets import Budgets, Clocks, LocalAccounts
+from gateway.quotas.budgets import Budgets, Clocks, LocalAccounts, ask_nobody
 from gateway.quotas.directory import QuotaDirectory
 from gateway.quotas.layer import ApplyQuotas, QuotasOfCalls, quota_notes
 from gateway.quotas.leases import MOST_COUNTS, LeasedAccounts, QuotaLeader, Rounds
@@ -172,13 +172,14 @@ class Gateway:
             store.delay_s = self.delay_s
             await store.start()
         budgets = Budgets(limits, clocks, pools)
-        ask = None if store is None else store.ask
+        ask = ask_nobody if store is None else store.ask
         rounds = None
         if self.workers == 1:
             self.accounts.append(LocalAccounts(budgets, clocks, ask))
         else:
             leader = QuotaLeader(budgets, self._exchange, self.workers, ask)
-            rounds = Rounds(leader, lambda: None)
+            rounds = Rounds(leader)
+            leader.on_answer = rounds.notice
             for number in range(1, self.workers + 1):
                 leader.counts[str(number)] = memoryview(bytearray(8 * MOST_COUNTS)).cast("d")
                 counts = leader.counts[str(number)]

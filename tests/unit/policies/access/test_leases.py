@@ -41,7 +41,8 @@ class Machine:
         self.processes: dict[str, LeasedAccounts] = {}
         self.silent: set[str] = set()
         self.leader = QuotaLeader(self.budgets, self.exchange, count)
-        self.rounds = Rounds(self.leader, lambda: None)
+        self.rounds = Rounds(self.leader)
+        self.leader.on_answer = self.rounds.notice
         for _ in range(count):
             self.start_process()
         self.rounds.start()
