@@ -106,7 +106,7 @@ class Frontend(ServerFrontend[Q, A]):
         codec: Decodes requests and encodes replies.
         service: Handles calls.
         on_rejected: Called for each request that is rejected before it reaches *service*.
-        attach_headers: Adds the request id and notes to the response; on a stream, to the first one.
+        attach_headers: Adds the request id and notes to a response; of a stream, to the first one.
         read_request_id: Reads the request id of a request that is rejected.
         message_bytes: Counts the bytes of requests and responses; None to count none.
         on_blocked: Called for each request whose decoding or encoding blocked the event loop for
