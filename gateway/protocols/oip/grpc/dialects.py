@@ -4,15 +4,20 @@ Source: docs/protocols/open-inference.md, "17. Dialects of upstream servers".
 """
 
 from dataclasses import dataclass
+from functools import partial
+from typing import Final
 
+from gateway.api.protocol import named_model
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import JsonParameter, Parameters
-from gateway.ir.errors import SequenceIdTooLarge, Unsupported
+from gateway.ir.errors import InvalidRequest, SequenceIdTooLarge, Unsupported
 from gateway.ir.tensors.data import SharedMemoryData
 from gateway.ir.tensors.datatypes import Datatype
 from gateway.protocols.oip.dialects import MOST_LENIENT
 from gateway.protocols.oip.extension_policy import check_extended
 from gateway.protocols.oip.parameters import INT64_MAX
+
+required_model: Final = partial(named_model, "Open Inference", refusal=InvalidRequest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,10 +25,9 @@ from gateway.ir.context import Context, ModelRef
 from gateway.ir.errors import InvalidRequest, Unsupported, UpstreamProtocolError
 from gateway.ir.limits import MessageLimits, check_count
 from gateway.protocols.oip import control, model_config, statistics
-from gateway.protocols.oip.dialects import required_model
 from gateway.protocols.oip.grpc import shared_memory
 from gateway.protocols.oip.grpc.call_messages import CallMessage, CallMessages, CallReader
-from gateway.protocols.oip.grpc.dialects import GrpcDialect
+from gateway.protocols.oip.grpc.dialects import GrpcDialect, required_model
 from gateway.protocols.oip.grpc.management import (
     SERVICE,
     checked_model,

@@ -21,10 +21,10 @@ from gateway.ir.limits import MessageLimits
 from gateway.ir.tensors.data import StreamedData
 from gateway.ir.tensors.datatypes import Datatype
 from gateway.ir.tensors.tensor import RequestedOutput, Tensor
-from gateway.protocols.oip.dialects import check_version, required_model
+from gateway.protocols.oip.dialects import check_version
 from gateway.protocols.oip.grpc.context import NAME, NEEDS
 from gateway.protocols.oip.grpc.decode import NOWHERE, InferReader, PlainReader, Read
-from gateway.protocols.oip.grpc.dialects import GrpcDialect, check_infer
+from gateway.protocols.oip.grpc.dialects import GrpcDialect, check_infer, required_model
 from gateway.protocols.oip.grpc.encode import (
     RAW_INPUTS,
     RAW_OUTPUTS,

@@ -44,9 +44,8 @@ from gateway.ir.metadata import (
 )
 from gateway.ir.redaction import redact
 from gateway.ir.tensors.datatypes import Datatype
-from gateway.protocols.oip.dialects import required_model
 from gateway.protocols.oip.grpc.call_messages import CallMessage, CallMessages, CallReader
-from gateway.protocols.oip.grpc.dialects import GrpcDialect
+from gateway.protocols.oip.grpc.dialects import GrpcDialect, required_model
 from gateway.schema import open_inference_pb2 as pb
 from gateway.wire.protobuf.library import parse
 from gateway.wire.protobuf.wire_format import TooManyFields, WireError, fields

@@ -203,7 +203,7 @@ V, NOT_UTF8 = ModelRef("m", "1"), ModelRef("\ud800")
         ("kserve", ModelReadyRequest(model=V), Unsupported, "'kserve' has no versions"),
         ("kserve", RepositoryIndexRequest(), Unsupported, "'kserve' has no repository index"),
         ("ovms", RepositoryIndexRequest(), Unsupported, "'ovms' has no repository index"),
-        ("triton", InferRequest(), Unsupported, "infer names no model"),
+        ("triton", InferRequest(), InvalidRequest, "infer names no model"),
         ("triton", InferRequest(model=NOT_UTF8), Unsupported, "cannot be written"),
         ("triton", ModelReadyRequest(model=NOT_UTF8), Unsupported, "cannot be written"),
     ],
