@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.integration import cli_kit
-from tests.integration.asking_kit import running, urls
+from tests.integration.asking_kit import running, server_config, urls
 from tests.integration.migration.digits_kit import digits
-from tests.integration.migration.test_replay import DIFFERENT, SOME, classify, configuration
+from tests.integration.migration.test_replay import DIFFERENT, SOME, capturing, classify
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -36,9 +36,9 @@ def recordings(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, st
     scans = digits()[::4]
 
     async def record() -> str:
-        async with running(configuration(old)) as gateway:
+        async with running(capturing(old)) as gateway:
             await classify(gateway, "trtis.http", "1", scans, SOME)
-        async with running(configuration()) as gateway:
+        async with running(server_config()) as gateway:
             arguments = (
                 "--against",
                 urls(gateway, "digits")["oip.grpc"],
