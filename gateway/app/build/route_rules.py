@@ -140,11 +140,11 @@ def models_at(config: Config, upstream: str) -> Matches:
     for ruled in ruled_routes(config):
         targets = (None,) if ruled.config is None else ruled.config.targets
         if _targets_upstream(ruled, upstream):
-            asked = [rule.model for rule in ruled.rules]
+            names = [rule.model for rule in ruled.rules]
             for target in targets:
                 if target is None or target.upstream == upstream:
                     own = None if target is None else target.model
-                    found += asked if own is None else [_literal(own)]
+                    found += names if own is None else [_literal(own)]
     return globs(found)
 
 

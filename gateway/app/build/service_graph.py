@@ -340,8 +340,8 @@ class ServiceGraph:
 
         def build(name: str, upstream: UpstreamConfig) -> BuiltUpstream:
             text_routes = text_routes_to(config, name)
-            asked = described.of(self._models_at(name))
-            source = (upstream, asked, text_routes, *shared)
+            callable_models = described.of(self._models_at(name))
+            source = (upstream, callable_models, text_routes, *shared)
             return self.parts.get(
                 "upstream",
                 name,

@@ -47,7 +47,7 @@ def apply_batch_size(call: InferRequest, metadata: ModelMetadata, *, whole: bool
     model = call.model or ModelRef(metadata.name)
     _check_batch(model, metadata, batch_size)
     has_batch = metadata.supports_batching
-    names = {declared.name for declared in metadata.inputs}
+    names = dict.fromkeys(declared.name for declared in metadata.inputs)  # in their order
     # Before elements are read.
     mismatch = find_mismatch(model, [tensor.name for tensor in call.inputs], names)
     if mismatch is not None:
