@@ -101,9 +101,9 @@ class TracedPath(CallPath, gc=True):
         CallPath.add_queue_time(self, seconds)
         self._past_span("queue", seconds)
 
-    def add_batch_time(self, waited_s: float, seconds: float) -> None:
+    def add_batch_time(self, waited_s: float, seconds: float, *, is_received: bool) -> None:
         """Add the time until a batch was sent, and until its reply, which ends now."""
-        CallPath.add_batch_time(self, waited_s, seconds)
+        CallPath.add_batch_time(self, waited_s, seconds, is_received=is_received)
         self._past_span("batch", waited_s + seconds, {"gateway.batch.wait_s": waited_s})
 
     def _past_span(self, name: str, seconds: float, attributes: Attributes | None = None) -> None:

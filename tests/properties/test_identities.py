@@ -124,7 +124,7 @@ def _outcome(
     try:
         found = authentication.client(caller, fields, path, step.data)
     except GatewayError as error:
-        return type(error), error.message, error.client == Client(caller.peer.address, agent)
+        return type(error), error.message, error.client == Client(caller.peer.address, str(agent))
     assert not hasattr(found, "__await__")
     assert agent == found.agent
     return _shown(found.identity)

@@ -332,7 +332,7 @@ async def test_a_process_that_was_silent_kept_its_lease_of_an_earlier_limit() ->
 async def test_a_quota_that_was_added_again_had_the_leases_of_the_earlier_one() -> None:
     """Of 100 calls a day 100 are admitted after the quota was removed and added again."""
     limits = {"q": Limit(amount=100, period="day")}
-    machine = Machine(2, **limits)
+    machine = Machine(2, q=limits["q"])
     processes = list(machine.processes.values())
     assert 20 == sum([await admitted(each) for each in processes * 10])
     for changed in ({}, limits):
