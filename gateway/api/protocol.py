@@ -545,14 +545,14 @@ def unsupported(call: Call[Any], name: str) -> Unsupported:
     return Unsupported(f"{words_of(call)} is not supported over {name}", model=call.model)
 
 
-def named_model(title: str, call: Call[Any], refusal: type[GatewayError] = Unsupported) -> ModelRef:
+def named_model(title: str, call: Call[Any]) -> ModelRef:
     """Return the model of a call to an upstream of the protocol *title*.
 
     Raises:
-        GatewayError: The call names no model; of the class *refusal*.
+        Unsupported: The call names no model.
     """
     if call.model is None or not call.model.name:
-        raise refusal(f"{words_of(call)} names no model: {title} needs one")
+        raise Unsupported(f"{words_of(call)} names no model: {title} needs one")
     return call.model
 
 

@@ -189,7 +189,7 @@ class Buffers:
 
     Args:
         budget: The memory budget.
-        on_scarce: As for `MemoryBudget`.
+        on_scarce: Called with True when memory becomes scarce, and with False afterwards.
 
     Attributes:
         is_scarce: What *on_scarce* was called with.

@@ -4,20 +4,16 @@ Source: docs/protocols/open-inference.md, "17. Dialects of upstream servers".
 """
 
 from dataclasses import dataclass
-from functools import partial
-from typing import Final
+from typing import Any
 
-from gateway.api.protocol import named_model
-from gateway.ir.calls import InferRequest
-from gateway.ir.context import JsonParameter, Parameters
+from gateway.ir.calls import Call, InferRequest, words_of
+from gateway.ir.context import JsonParameter, ModelRef, Parameters
 from gateway.ir.errors import InvalidRequest, SequenceIdTooLarge, Unsupported
 from gateway.ir.tensors.data import SharedMemoryData
 from gateway.ir.tensors.datatypes import Datatype
 from gateway.protocols.oip.dialects import MOST_LENIENT
 from gateway.protocols.oip.extension_policy import check_extended
 from gateway.protocols.oip.parameters import INT64_MAX
-
-required_model: Final = partial(named_model, "Open Inference", refusal=InvalidRequest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,3 +180,14 @@ def _check_parameters(dialect: GrpcDialect, place: str, parameters: Parameters) 
                 f"parameter {key!r} of the {place} is {value}: the dialect {dialect.name!r} "
                 f"accepts at most {INT64_MAX}"
             )
+
+
+def required_model(call: Call[Any]) -> ModelRef:
+    """Return the model of a call to an upstream.
+
+    Raises:
+        InvalidRequest: The call has none.
+    """
+    if call.model is None:
+        raise InvalidRequest(f"{words_of(call)} names no model: Open Inference needs one")
+    return call.model
