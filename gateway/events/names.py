@@ -7,7 +7,7 @@ from gateway.telemetry.names import Metric
 EVENTS_SAMPLED: Final = Metric(
     "gateway_events_sampled_total",
     "counter",
-    "Payload events of the calls that were chosen, by sink.",
+    "Payload events of the calls that were chosen.",
     ("sink",),
 )
 EVENTS_DELIVERED: Final = Metric(
@@ -16,7 +16,7 @@ EVENTS_DELIVERED: Final = Metric(
 EVENTS_DROPPED: Final = Metric(
     "gateway_events_dropped_total",
     "counter",
-    "Payload events that were lost, by reason.",
+    "Payload events that were lost.",
     ("sink", "reason"),
 )
 EVENTS_IN_FLIGHT: Final = Metric(

@@ -12,7 +12,7 @@ CAPTURE_BYTES: Final = Metric(
 CAPTURE_DROPPED: Final = Metric(
     "gateway_capture_dropped_total",
     "counter",
-    "Sampled calls that were not recorded, by reason.",
+    "Sampled calls that were not recorded.",
     ("reason",),
 )
 CAPTURE_UNREAD: Final = Metric(
@@ -46,19 +46,19 @@ MIGRATION_SAMPLED: Final = Metric(
 MIGRATION_SAMPLES: Final = Metric(
     "gateway_migration_samples_total",
     "counter",
-    "Calls that were compared, by the outcome.",
+    "Calls that were compared.",
     ("migration", "outcome"),
 )
 MIGRATION_SKIPPED: Final = Metric(
     "gateway_migration_skipped_total",
     "counter",
-    "Chosen calls that cannot be compared, by reason.",
+    "Chosen calls that cannot be compared.",
     ("migration", "reason"),
 )
 MIGRATION_DROPPED: Final = Metric(
     "gateway_migration_dropped_total",
     "counter",
-    "Chosen calls that were lost, by reason.",
+    "Chosen calls that were lost.",
     ("migration", "reason"),
 )
 MIGRATION_OUTBOX_BYTES: Final = Metric(
@@ -102,7 +102,7 @@ CUTOVER_GUARD: Final = Metric(
 CUTOVER_ROLLBACKS: Final = Metric(
     "gateway_cutover_rollbacks_total",
     "counter",
-    "How often all calls went back to the old target, by the guard that tripped.",
+    "How often all calls went back to the old target.",
     ("migration", "guard"),
 )
 

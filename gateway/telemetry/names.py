@@ -90,7 +90,7 @@ REFUSED_REQUESTS: Final = Metric(
 LIMIT_EXCEEDED: Final = Metric(
     "gateway_limit_exceeded_total",
     "counter",
-    "Requests rejected because they exceeded a limit, by the limit's name.",
+    "Requests rejected because they exceeded a limit.",
     ("limit", "protocol"),
 )
 LOOP_BLOCKED_REQUESTS: Final = Metric(
@@ -137,7 +137,7 @@ ROUTE_QUEUED: Final = Metric(
 RETRIES: Final = Metric(
     "gateway_retries_total",
     "counter",
-    "Retries, by reason and outcome: ok or failed.",
+    "Retries, by outcome: ok or failed.",
     ("route", "reason", "outcome"),
 )
 RETRY_BUDGET_EXHAUSTED: Final = Metric(
@@ -174,19 +174,19 @@ UPSTREAM_SHARE: Final = Metric(
 UPSTREAM_ATTEMPTS: Final = Metric(
     "gateway_upstream_attempts_total",
     "counter",
-    "Requests to an endpoint, probes and retries included, by the kind of call.",
+    "Requests to an endpoint, probes and retries included.",
     ("upstream", "endpoint", "kind", "code"),
 )
 UPSTREAM_ATTEMPT_SECONDS: Final = Metric(
     "gateway_upstream_attempt_seconds_total",
     "counter",
-    "Time between the requests to an endpoint and their responses, by the kind of call.",
+    "Time between the requests to an endpoint and their responses.",
     ("upstream", "endpoint", "kind"),
 )
 ENDPOINT_EJECTIONS: Final = Metric(
     "gateway_endpoint_ejections_total",
     "counter",
-    "Ejections of an endpoint by outlier detection, by cause.",
+    "Ejections of an endpoint by outlier detection.",
     ("upstream", "endpoint", "cause"),
 )
 WITHHELD_CANCELLATIONS: Final = Metric(
@@ -331,14 +331,14 @@ ACCESS_RELOADS: Final = Metric(
 ACCESS_DENIED: Final = Metric(
     "gateway_access_denied_total",
     "counter",
-    "Calls that no rule allows the client, or that a rule denies, by operation.",
+    "Calls that no rule allows the client, or that a rule denies.",
     ("client", "operation"),
 )
 ACCESS_REHEARSED: Final = Metric(
     "gateway_access_rehearsed_total",
     "counter",
-    "Calls that would be refused if rules with `mode: shadow` were enforced, by operation and by "
-    "the rule that denies them; an empty rule where none allows them.",
+    "Calls that would be refused if rules with `mode: shadow` were enforced, by the rule that "
+    "denies them; an empty rule where none allows them.",
     ("client", "operation", "rule"),
 )
 QUOTA_REFUSED: Final = Metric(
