@@ -53,9 +53,9 @@ async def connect(address: str, greeting: bytes) -> socket.socket:
     return client
 
 
-async def measure(greeting: bytes, many: int) -> tuple[float, float]:
-    """Return the bytes of an idle connection, one of *many*, and those that remain after its end."""
-    count, frontend = ConnectionCount(many, many), Echo()
+async def measure(greeting: bytes) -> tuple[float, float]:
+    """Return the bytes of an idle connection, and those that remain after its end."""
+    count, frontend = ConnectionCount(MANY, MANY), Echo()
     server = HttpServer(
         mounts=[HttpMount(("/v2",), frontend)],
         grpc=[GrpcMount(METHODS, Answers(echo))],
@@ -68,8 +68,8 @@ async def measure(greeting: bytes, many: int) -> tuple[float, float]:
         client.close()
     await eventually(lambda: count.total == 0)
     before = used()
-    clients = [await connect(server.address, greeting) for _ in range(many)]
-    assert many == count.total
+    clients = [await connect(server.address, greeting) for _ in range(MANY)]
+    assert MANY == count.total
     frontend.seen.clear()
     size = used() - before
     for client in clients:
@@ -78,14 +78,14 @@ async def measure(greeting: bytes, many: int) -> tuple[float, float]:
     await asyncio.sleep(0.05)  # the library forgets closed sockets in a later turn
     residue = used() - before
     await server.stop()
-    return size / many, residue / many
+    return size / MANY, residue / MANY
 
 
 @pytest.mark.usefixtures("_counted")
 @pytest.mark.parametrize("greeting", [HTTP_1, HTTP_2], ids=["http_1", "http_2"])
 def test_idle_connection_uses_little_memory(greeting: bytes) -> None:
     """Either version uses at most 4.5 KiB, of which a tenth may remain after the close."""
-    uvloop.run(measure(greeting, 20))  # what a process makes once does not count
-    size, residue = uvloop.run(measure(greeting, MANY))
+    uvloop.run(measure(greeting))  # what a process makes once does not count
+    size, residue = uvloop.run(measure(greeting))
     assert 1024 < size < MOST_BYTES
     assert residue < MOST_BYTES / 10
