@@ -52,7 +52,7 @@ NOT_ENCODED: dict[str, str] = {
     # The whole body is the tensor: `Complete` fills in the rest before it is sent on.
     "092-triton-raw-binary-request": "has no name, datatype or shape",
     "116-mlserver-infer-bytes-binary": "not UTF-8 at index 2.*mlserver accepts no binary",
-    "130-kserve-model-metadata-version": "'kserve' has no versions",
+    "130-kserve-model-metadata-version": "kserve has no versions",
     "137-kserve-infer-bytes-binary": "not UTF-8 at index 2.*kserve accepts text only",
     "236-kserve-index": "'kserve' has no repository index",
 }

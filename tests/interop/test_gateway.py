@@ -72,7 +72,6 @@ BEHIND = {
     | NOT_CHECKED
     | KSERVE_STREAMS
     | NO_VERSIONS
-    | {"unknown_version"}
     # KServe hides what a failing model says over gRPC.
     | {f"model_error_{number}" for number in range(2, 9)},
     ("kserve", "http"): ABSENT

@@ -223,7 +223,5 @@ def check_version(dialect: VersionedDialect, model: ModelRef) -> None:
         )
     if version and not dialect.has_versions:
         raise Unsupported(
-            f"model {model.name!r} has the version {version!r}: "
-            f"the dialect {dialect.name!r} has no versions",
-            model=model,
+            f"model {str(model)!r} has a version: {dialect.name} has no versions", model=model
         )

@@ -199,8 +199,8 @@ V, NOT_UTF8 = ModelRef("m", "1"), ModelRef("\ud800")
 @pytest.mark.parametrize(
     ("dialect", "call", "kind", "text"),
     [
-        ("kserve", InferRequest(model=V), Unsupported, "'kserve' has no versions"),
-        ("kserve", ModelReadyRequest(model=V), Unsupported, "'kserve' has no versions"),
+        ("kserve", InferRequest(model=V), Unsupported, "kserve has no versions"),
+        ("kserve", ModelReadyRequest(model=V), Unsupported, "kserve has no versions"),
         ("kserve", RepositoryIndexRequest(), Unsupported, "'kserve' has no repository index"),
         ("ovms", RepositoryIndexRequest(), Unsupported, "'ovms' has no repository index"),
         ("triton", InferRequest(), InvalidRequest, "infer names no model"),
