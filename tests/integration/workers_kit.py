@@ -158,7 +158,7 @@ def read_when_stable(path: Path) -> int:
     """Return a number in a file once it has not changed for half a second."""
     until = time.monotonic() + PATIENCE_S
     seen, since = "", time.monotonic()
-    while time.monotonic() - since < 0.5:
+    while not seen or time.monotonic() - since < 0.5:
         assert time.monotonic() < until, f"the model never stops: {seen}"
         time.sleep(0.02)
         found = path.read_text() or seen

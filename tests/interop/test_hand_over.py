@@ -550,7 +550,8 @@ def test_no_tensor_is_wrong_whatever_is_killed(
             print("  MiB:", {name: round(size / MIB, 1) for name, size in line.items()})
     held = set().union(*[gateway.held for gateway in gateways])
     assert [] == campaign.wrong[:20]
-    assert ["on", "on"] == states
+    # A worker in the place of a killed one may have met no large call.
+    assert {"on", "no large tensor yet"} >= {*states}
     assert campaign.places["shared memory"] > campaign.places["bytes"]
     assert [0, 0] == statuses
     assert len(held) > KILLS
