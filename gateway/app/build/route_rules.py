@@ -1,6 +1,6 @@
 """The routing rules of a configuration, in order."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -117,43 +117,44 @@ _LONGEST_S: Final = 600.0
 """How long a call without a client may still run at an upstream without a timeout."""
 
 
-def _targets_upstream(ruled: RuledRoute, upstream: str) -> bool:
-    if ruled.config is None:
-        return not ruled.model
-    return any(target.upstream == upstream for target in ruled.config.targets)
+def routes_by_upstream(config: Config) -> dict[str, list[RuledRoute]]:
+    """Return the routes to each upstream."""
+    found: dict[str, list[RuledRoute]] = {name: [] for name in config.upstreams}
+    for ruled in ruled_routes(config):
+        if ruled.config is not None:
+            names = {each.upstream for each in ruled.config.targets if each.upstream is not None}
+        else:
+            names = set() if ruled.model else {*found}
+        for name in names & found.keys():
+            found[name].append(ruled)
+    return found
 
 
-def longest_timeout(config: Config, upstream: str) -> float:
-    """Return the longest timeout of any route to *upstream*, and ten minutes without one."""
-    own = [
-        ROUTE_TIMEOUT.of(ruled.config)
-        for ruled in ruled_routes(config)
-        if _targets_upstream(ruled, upstream)
-    ]
+def longest_timeout(config: Config, routes: Iterable[RuledRoute]) -> float:
+    """Return the longest timeout of *routes* to an upstream, and ten minutes without one."""
+    own = [ROUTE_TIMEOUT.of(ruled.config) for ruled in routes]
     found = [TIMEOUT.of(config.policies), *(each for each in own if each is not None)]
     return max(each or _LONGEST_S for each in found)
 
 
-def models_at(config: Config, upstream: str) -> Matches:
-    """Return whether a route may send calls of a model to *upstream*, by the model's name there."""
+def models_at(upstream: str, routes: Iterable[RuledRoute]) -> Matches:
+    """Return whether *routes* may send calls of a model to *upstream*, by its name there."""
     found: list[str] = []
-    for ruled in ruled_routes(config):
-        targets = (None,) if ruled.config is None else ruled.config.targets
-        if _targets_upstream(ruled, upstream):
-            names = [rule.model for rule in ruled.rules]
-            for target in targets:
-                if target is None or target.upstream == upstream:
-                    own = None if target is None else target.model
-                    found += names if own is None else [_literal(own)]
+    for ruled in routes:
+        names = [rule.model for rule in ruled.rules]
+        if ruled.config is None:
+            found += names
+            continue
+        for target in ruled.config.targets:
+            if target.upstream == upstream:
+                found += names if target.model is None else [_literal(target.model)]
     return globs(found)
 
 
-def text_routes_to(config: Config, upstream: str) -> frozenset[str]:
-    """Return the routes to *upstream* that forward text sequence ids to unknown models."""
+def text_routes(routes: Iterable[RuledRoute]) -> frozenset[str]:
+    """Return the *routes* that forward text sequence ids to unknown models."""
     return frozenset(
         ruled.name
-        for ruled in ruled_routes(config)
-        if ruled.config is not None
-        and ruled.config.sequence_ids == "text"
-        and _targets_upstream(ruled, upstream)
+        for ruled in routes
+        if ruled.config is not None and ruled.config.sequence_ids == "text"
     )

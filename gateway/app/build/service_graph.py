@@ -31,8 +31,9 @@ from gateway.app.build.route_rules import (
     models_at,
     named_models,
     required_routes,
+    routes_by_upstream,
     ruled_routes,
-    text_routes_to,
+    text_routes,
 )
 from gateway.app.build.routes import (
     BuiltRoute,
@@ -127,6 +128,7 @@ class ServiceGraph:
             loader=model_loader_of(loaded),
             declarations=self._declarations,
         )
+        self._routes_to = routes_by_upstream(config)
         self.upstreams = self._build_upstreams()
         self._shared_models = self._build_shared_models()
         self._targets = self._build_targets()
@@ -199,7 +201,7 @@ class ServiceGraph:
         for name, built in self.upstreams.items():
             built.follow(
                 sequence_idle_s=SEQUENCE_IDLE.of(self.config.policies),
-                longest_call_s=longest_timeout(self.config, name),
+                longest_call_s=longest_timeout(self.config, self._routes_to[name]),
             )
         for name, target in self._targets.items():
             if isinstance(target.service, PerModelService):
@@ -339,9 +341,10 @@ class ServiceGraph:
         shared = self._shared_settings("upstream", "endpoint")
 
         def build(name: str, upstream: UpstreamConfig) -> BuiltUpstream:
-            text_routes = text_routes_to(config, name)
+            routes = self._routes_to[name]
+            in_text = text_routes(routes)
             callable_models = described.of(self._models_at(name))
-            source = (upstream, callable_models, text_routes, *shared)
+            source = (upstream, callable_models, in_text, *shared)
             return self.parts.get(
                 "upstream",
                 name,
@@ -354,8 +357,8 @@ class ServiceGraph:
                         name, {"upstream": upstream}, self.parts.keep_of("upstream", name)
                     ),
                     sequence_idle_s=SEQUENCE_IDLE.of(config.policies),
-                    longest_call_s=longest_timeout(config, name),
-                    text_routes=text_routes,
+                    longest_call_s=longest_timeout(config, routes),
+                    text_routes=in_text,
                 ),
             )
 
@@ -366,7 +369,7 @@ class ServiceGraph:
         inside = {"route", "target", "upstream"}
         if any(layer.chain in inside for layer in layers().values()):
             return lambda _name: True  # a layer of a package may send calls of other models
-        return models_at(self.config, upstream)
+        return models_at(upstream, self._routes_to[upstream])
 
     def _build_shared_models(self) -> dict[str, dict[str, Service]]:
         """Return the services of models with a batch queue or a cache, by upstream and model."""
