@@ -337,7 +337,8 @@ class Supervisor:
         metrics = worker.metrics
         if self.leading is not None:
             metrics = self.leading.on_process_ended(metrics)
-        await self.metrics.process_ended(slot.number, metrics)
+        del self._workers[slot.number]  # so that no page adds it again meanwhile
+        await self.metrics.process_ended(slot.number, worker, metrics)
         if self._stopping.is_set() and status != 0 and not killed_early:
             log.error("worker failed to stop", worker=slot.number, ended=describe_exit(status))
             self._status = 1
@@ -471,7 +472,7 @@ class WorkerMetrics(Collector):
 
     def __init__(
         self,
-        workers: dict[int, WorkerProcess],
+        workers: Mapping[int, WorkerProcess],
         restarts: Mapping[int, int],
         replying: Callable[[], list[int]],
     ) -> None:
@@ -513,10 +514,9 @@ class WorkerMetrics(Collector):
         current = 0.0 if worker is None else total_of(worker.metrics, names.REQUESTS)
         return self._past_requests[number] + current
 
-    async def process_ended(self, number: int, metrics: Snapshot) -> None:
-        """Forget the process of a worker, which has left *metrics*, and keep its counts."""
-        self._past_requests[number] = self._request_count(number)
-        worker = self._workers.pop(number)  # so that no page adds it again meanwhile
+    async def process_ended(self, number: int, worker: WorkerProcess, metrics: Snapshot) -> None:
+        """Keep the counts of a process that is no worker any more and has left *metrics*."""
+        self._past_requests[number] += total_of(worker.metrics, names.REQUESTS)
         self._totals.update(worker, metrics, worker.counts)
         await self._totals.process_ended(worker)
 
